@@ -5,8 +5,8 @@
 //! counts what crosses every edge. What a filter is told stands in a text, `delay:write=10ms,share=0.1`; [`build`] makes it.
 //! A volume without filters has no stack: its requests go straight to the controller.
 //!
-//! A new filter is one module with one `impl Filter`, and a line in [`KINDS`]. `docs/extending.md` builds one; [`kit`] checks
-//! any against these laws.
+//! A new filter is one module with one `impl Filter`, and a line in [`KINDS`]. `docs/internals/extending.md` builds one;
+//! [`kit`] checks any against these laws.
 //!
 //! # Laws
 //!

@@ -1,6 +1,6 @@
-//! docs/extending.md shows the code that there is.
+//! docs/internals/extending.md shows the code that there is.
 
-const DOC: &str = include_str!("../../../docs/extending.md");
+const DOC: &str = include_str!("../../../docs/internals/extending.md");
 const CODE: &str = include_str!("../src/delay.rs");
 
 #[test]
@@ -9,6 +9,6 @@ fn the_code_in_the_guide_is_the_filters() {
         DOC.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
     assert!(blocks.len() >= 6, "{} blocks of code", blocks.len());
     for block in blocks {
-        assert!(CODE.contains(block.trim_end()), "docs/extending.md shows what is not in delay.rs:\n{block}");
+        assert!(CODE.contains(block.trim_end()), "the guide shows what is not in delay.rs:\n{block}");
     }
 }

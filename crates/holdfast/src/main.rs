@@ -23,7 +23,7 @@ mod protocol;
 mod resources;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use grid::layout::GridDir;
 use protocol::code_of;
 use serde_json::json;
@@ -97,6 +97,9 @@ enum Command {
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
     #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
     Host(HostArgs),
+    /// Print the command line as the page docs/reference/cli.md
+    #[command(hide = true)]
+    Reference,
 }
 
 #[derive(Args, Debug)]
@@ -146,6 +149,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
+        Command::Reference => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
         Command::Host(args) => {
             let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;

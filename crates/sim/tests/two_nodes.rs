@@ -156,7 +156,7 @@ fn nested_mirrors_are_served_through_all_orders_of_loss() {
 
 /// `cargo test --profile sim -p holdfast-sim --test two_nodes -- --ignored`
 #[test]
-#[ignore = "takes many minutes; what it found stands in docs/resilience.md"]
+#[ignore = "takes many minutes"]
 fn longer_orders_of_loss() {
     all_orders("mirror:2", 6);
 }

@@ -2,7 +2,7 @@
 //!
 //! The grid stays up afterwards; a second demo finds it and goes on with it.
 
-use crate::tools;
+use crate::{picture, tools};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,18 @@ const DEVICE_MIB_WANTED: u64 = 2048;
 /// With smaller ones the drills run out of space.
 const DEVICE_MIB_MIN: u64 = 1024;
 
+/// README shows it.
+const PICTURE: &str = "docs/demo.svg";
+
 struct Demo {
     binary: PathBuf,
     dir: PathBuf,
 }
 
 pub fn run(arguments: &[String]) -> Result<()> {
-    if !arguments.is_empty() {
-        bail!("the demo takes no arguments; HOLDFAST_DIR says where its grid is made");
+    let draws = arguments == ["--picture"];
+    if !draws && !arguments.is_empty() {
+        bail!("the demo takes no arguments but --picture; HOLDFAST_DIR says where its grid is made");
     }
     let begun = Instant::now();
     say("building the binary, optimised");
@@ -38,6 +42,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
     say("oltp-8k drill: fio for 30 s, a node hangs at half time, comes back, and every block is read back");
     let oltp = demo.drill(&["--workload", "oltp-8k", "--fault", "hang", "--seconds", "30", "--volume-size", "1GiB"])?;
     println!("{}\n\n{}", page(&film, &oltp, begun.elapsed().as_secs()), what_next(&demo)?);
+    if draws {
+        std::fs::write(PICTURE, picture::svg(&oltp.report)?).with_context(|| format!("cannot write {PICTURE}"))?;
+        say(&format!("{PICTURE} is drawn anew"));
+    }
     if !(film.passed && oltp.passed) {
         bail!("a drill did not pass; the grid stays up, its logs are in {}", demo.dir.join("logs").display());
     }

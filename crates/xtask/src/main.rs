@@ -6,6 +6,8 @@
 mod atlas;
 mod bench;
 mod demo;
+mod figures;
+mod picture;
 mod suite;
 mod tidy;
 mod tools;
@@ -13,7 +15,8 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|demo|sim|torture|atlas|guest|bench|clean [ARGUMENTS]";
+const USAGE: &str =
+    "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -34,6 +37,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "build" => tools::cargo(&["build", "--workspace", "--release"], rest),
         "test" => suite::run(rest),
         "tidy" => tidy::run(),
+        "docs" => figures::run(rest),
         "demo" => demo::run(rest),
         "sim" => suite::simulate(rest),
         "torture" => suite::torture(rest),

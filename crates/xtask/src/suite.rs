@@ -30,7 +30,7 @@ struct Part {
 
 const PARTS: &[Part] = &[
     Part { name: "fmt", what: "sources are formatted", run: |_| tools::cargo(&["fmt", "--all", "--check"], &[]) },
-    Part { name: "tidy", what: "house rules: crate edges, sans-IO, sizes, links", run: |_| tidy::run() },
+    Part { name: "tidy", what: "house rules: crate edges, sans-IO, sizes, links, pages", run: |_| tidy::run() },
     Part { name: "clippy", what: "lints, warnings are errors", run: |_| clippy() },
     Part { name: "doc", what: "links in source comments resolve", run: |_| doc() },
     Part { name: "test", what: "unit, property, scenario and command-line tests", run: short_tests },

@@ -29,7 +29,7 @@ enum ConfigAction {
     Explain {
         /// A key, or a section
         key: Option<String>,
-        /// As the page docs/configuration.md
+        /// As the page docs/reference/configuration.md
         #[arg(long, conflicts_with = "key")]
         markdown: bool,
     },

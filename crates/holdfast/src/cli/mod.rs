@@ -11,6 +11,7 @@ pub mod meta;
 pub mod node;
 pub mod progress;
 pub mod protect;
+pub mod reference;
 pub mod snapshot;
 pub mod space;
 pub mod status;

@@ -1,4 +1,5 @@
-//! The table of keys as text: for the command line, for docs/configuration.md, and as the file that a new grid begins with.
+//! The table of keys as text: for the command line, for docs/reference/configuration.md, and as the file that a new
+//! grid begins with.
 
 use super::keys::{KEYS, Key, Value};
 
@@ -52,26 +53,27 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// docs/configuration.md, whole.
+/// docs/reference/configuration.md, whole.
 pub fn markdown() -> String {
     let mut text = String::from(
         "# Configuration\n\n\
          <!-- Written by `holdfast config explain --markdown`: change crates/holdfast/src/config/, then write it anew. -->\n\n\
-         What an operator sets for one machine is in `holdfast.toml` in the grid's directory. All keys are optional, and a file that \
-         isn't there is an empty one. `holdfast grid up` writes one with every key in a comment when it makes a grid. What the \
-         program itself has made, such as the grid's id, its nodes and their devices, is in `grid.json` beside it, which is not \
-         for editing.\n\n\
+         An operator's settings for one machine are in `holdfast.toml` in the grid's directory. All keys are\n\
+         optional, and a file that isn't there is an empty one. `holdfast grid up` writes one with every key in a\n\
+         comment when it makes a grid. The program's own records, such as the grid's id, its nodes and their\n\
+         devices, are in `grid.json` beside it, which is not for editing.\n\n\
          ```console\n\
          $ holdfast config explain memory.writeback   # what a key does\n\
          $ holdfast config check                      # or `check FILE`: is all right with it? nothing is changed\n\
          $ holdfast config show                       # what is set, and where\n\
          ```\n\n\
-         The host reads the file when it starts; so a change takes effect with `holdfast grid down` and `holdfast grid up`, or with \
-         a restart of its service. It doesn't start with a file that is wrong: it says in which line, what, why, and what to do. Nodes \
-         take only `cache.reads` from it, and start in any case. Values are texts: sizes as `\"256 MiB\"`, in powers of 1024; times as `\"10 min\"`, \
-         with `s`, `min`, `h`, `d` or `w`.\n\n\
-         A `grid.json` of a release that had no `holdfast.toml` may hold settings in its part `host`. They count where \
-         `holdfast.toml` says nothing; the old names are below.\n\n\
+         The host reads the file when it starts; so a change takes effect with `holdfast grid down` and `holdfast\n\
+         grid up`, or with a restart of its service. With a file that is wrong it doesn't start: it says in which\n\
+         line, what, why, and what to do. Nodes take only `cache.reads` from it, and start in any case. Values\n\
+         are texts: sizes as `\"256 MiB\"`, in powers of 1024; times as `\"10 min\"`, with `s`, `min`, `h`, `d` or\n\
+         `w`.\n\n\
+         A `grid.json` of a release that had no `holdfast.toml` may hold settings in its part `host`. They count\n\
+         where `holdfast.toml` says nothing; the old names are below.\n\n\
          | key | default | what |\n| --- | --- | --- |\n",
     );
     for key in KEYS {
@@ -155,11 +157,11 @@ mod tests {
 
     #[test]
     fn the_page_about_configuration_is_what_the_table_says() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/configuration.md");
         let page = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             page == markdown(),
-            "docs/configuration.md is stale: write it anew by `holdfast config explain --markdown >docs/configuration.md`"
+            "it is stale: `holdfast config explain --markdown >docs/reference/configuration.md` writes it anew"
         );
     }
 

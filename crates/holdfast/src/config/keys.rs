@@ -1,4 +1,4 @@
-//! All keys of `holdfast.toml`, in one table: it drives reading, checking, explaining and docs/configuration.md.
+//! All keys of `holdfast.toml`, in one table: it drives reading, checking, explaining and the reference's page.
 
 use super::HostSettings;
 use crate::grid::layout::HostConfig;
@@ -73,13 +73,14 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Address,
         default: "",
         example: "10.0.0.1:10809",
-        brief: "Address and port on which volumes are served over NBD by TCP, besides the unix socket.",
-        more: "By default there is only the unix socket `nbd.sock` in the grid's directory. Who can reach the port can read and \
-               write every volume, unless `nbd.tls_dir` is set with a `ca-cert.pem`. So an address that other machines reach is \
-               served only with `nbd.tls_dir`, or where `nbd.open` says that it may be open to all; otherwise the host starts \
-               without it, and says so in its log and in `holdfast status`. Several hosts of a grid each have an \
-               address of their own. Volumes that are for certain clients alone (`holdfast volume allow`) nobody gets without TLS. \
-               `holdfast grid up --nbd-tcp` sets it when the grid is made.",
+        brief: "Address and port for NBD over TCP, besides the unix socket.",
+        more: "By default there is only the unix socket `nbd.sock` in the grid's directory. Who can reach the port \
+               can read and write every volume, unless `nbd.tls_dir` is set with a `ca-cert.pem`. So an address that \
+               other machines reach is served only with `nbd.tls_dir`, or where `nbd.open` says that it may be open \
+               to all. Otherwise the host starts without it, and says so in its log and in `holdfast status`. \
+               Several hosts of a grid each have an address of their own. Volumes that are for certain clients alone \
+               (`holdfast volume allow`) nobody gets without TLS. `holdfast grid up --nbd-tcp` sets it when the grid \
+               is made.",
         older_name: "nbd_tcp",
         older: |host| host.nbd_tcp.map(Value::Address),
         put: |settings, value| settings.nbd_tcp = value.address(),
@@ -90,12 +91,12 @@ pub const KEYS: &[Key] = &[
         default: "",
         example: "/etc/holdfast/nbd-tls",
         brief: "Directory with the certificates that secure NBD over TCP.",
-        more: "It holds `server-cert.pem` and `server-key.pem`. With a `ca-cert.pem` beside them, clients need a certificate of \
-               that authority. `holdfast grid tls server` makes all three by the grid's own authority, and `holdfast grid tls client` \
-               the clients'. Files that are replaced count from the next connection on. What the grid's authority has \
-               signed for a server the host makes anew itself, where it may write to the directory: under systemd \
-               inside the grid's. It says nothing about the links between hosts and nodes: these have certificates of \
-               the grid's own (`holdfast grid tls show`). Needs `nbd.tcp`.",
+        more: "Its files are `server-cert.pem` and `server-key.pem`. With a `ca-cert.pem` beside them, clients need \
+               a certificate of that authority. `holdfast grid tls server` makes all three by the grid's own \
+               authority, and `holdfast grid tls client` the clients'. Files that are replaced count from the next \
+               connection on. Certificates that the grid's authority has signed the host makes anew itself, where it \
+               may write to the directory: under systemd inside the grid's. Links between hosts and nodes have \
+               certificates of the grid's own (`holdfast grid tls show`). Needs `nbd.tcp`.",
         older_name: "tls_dir",
         older: |host| host.tls_dir.clone().map(Value::Directory),
         put: |settings, value| settings.tls_dir = value.directory(),
@@ -105,12 +106,13 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Switch,
         default: "off",
         example: "on",
-        brief: "Whether NBD over TCP is served without TLS on an address that other machines reach.",
-        more: "Everybody who reaches that address can then read, overwrite and discard every volume that is not for certain \
-               clients alone: for a network of which every machine may do all of that. It means nothing where `nbd.tcp` is an address of the \
-               machine itself (127.0.0.1), or `nbd.tls_dir` is set. Releases that did not have this key served any address; after \
-               an update the unix socket and other hosts go on, and this port waits until one of both is set. \
-               `holdfast grid up --nbd-open` sets it when the grid is made.",
+        brief: "NBD over TCP without TLS for other machines, too.",
+        more: "Everybody who reaches the address can then read, overwrite and discard every volume that is not for \
+               certain clients alone. So it is for a network of which every machine may do all of that. The key \
+               means nothing where `nbd.tcp` is an address of the machine itself (127.0.0.1), or `nbd.tls_dir` is \
+               set. Releases that did not have this key served any address. After an update the unix socket and \
+               other hosts go on, and this port waits until one of both is set. `holdfast grid up --nbd-open` sets \
+               it when the grid is made.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.nbd_open = value.is_on(),
@@ -120,9 +122,10 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Size(MIB, MIB << 20),
         default: "256 MiB",
         example: "1 GiB",
-        brief: "Memory of the host for log entries that have not become segments yet, over all volumes.",
-        more: "More of it makes segments larger and overwritten blocks cheaper, and recovery after a crash of the host longer: it \
-               reads as much from the nodes. Writers are slowed from half of it on. Volumes share it equally.",
+        brief: "Memory of the host for log entries that are no segments yet, over all volumes.",
+        more: "More of it makes segments larger and overwritten blocks cheaper, and recovery after a crash of the \
+               host longer: it reads as much from the nodes. Writers are slowed from half of it on. Volumes share it \
+               equally.",
         older_name: "writeback_bytes",
         older: |host| host.writeback_bytes.map(|bytes| Value::Size(Size(bytes))),
         put: |settings, value| settings.writeback_bytes = value.count(),
@@ -133,8 +136,8 @@ pub const KEYS: &[Key] = &[
         default: "64 MiB",
         example: "256 MiB",
         brief: "Memory of the host for parts of volumes' maps that are in use, over all volumes.",
-        more: "A read of a block whose part of the map is not in memory costs one more read from the nodes. Volumes share it \
-               equally.",
+        more: "A read of a block whose part of the map is not in memory costs one more read from the nodes. Volumes \
+               share it equally.",
         older_name: "map_cache_bytes",
         older: |host| host.map_cache_bytes.map(|bytes| Value::Size(Size(bytes))),
         put: |settings, value| settings.map_cache_bytes = value.count(),
@@ -144,9 +147,10 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Size(0, MIB << 20),
         default: "64 MiB",
         example: "16 MiB",
-        brief: "Memory of the host for what is read ahead of clients that read in order, over all volumes.",
-        more: "It is used where they read what was written at random: then what they want soon lies beside what they want \
-               now, and is read with it. Volumes share it equally, up to 32 MiB each; `0 B` turns it off.",
+        brief: "Memory of the host for reading ahead of clients that read in order, over all volumes.",
+        more: "Clients gain by it that read in order what was written at random: blocks that they want soon lie \
+               beside what they want now, and are read with it. Volumes share it equally, up to 32 MiB each; `0 B` \
+               turns it off.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.read_ahead_bytes = value.count(),
@@ -156,9 +160,10 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Span(1, YEAR_S),
         default: "10 min",
         example: "1 h",
-        brief: "Time after which what an absent node or a slow device held is made again elsewhere.",
-        more: "Until then volumes are read and written without it, less redundant than promised. Shorter means less time at risk; \
-               longer means no needless copying for a node that is restarted or moved. `holdfast node stop` counts it, too.",
+        brief: "Time after which data of an absent node or a slow device are made again elsewhere.",
+        more: "Until then volumes are read and written without it, less redundant than promised. Shorter means less \
+               time at risk; longer means no needless copying for a node that is restarted or moved. `holdfast node \
+               stop` counts it, too.",
         older_name: "rebuild_after_s",
         older: |host| host.rebuild_after_s.map(|seconds| Value::Span(Duration::from_secs(seconds.max(1)))),
         put: |settings, value| settings.rebuild_after = Duration::from_secs(value.count()),
@@ -169,7 +174,8 @@ pub const KEYS: &[Key] = &[
         default: "14 d",
         example: "7 d",
         brief: "Time in which every shard is read and checked once.",
-        more: "Damage that nobody reads is found no later than this. A shorter time costs device reads all the while.",
+        more: "Damage that nobody reads is found no later than this. A shorter time costs device reads all the \
+               while.",
         older_name: "scrub_every_s",
         older: |host| host.scrub_every_s.map(|seconds| Value::Span(Duration::from_secs(seconds.max(1)))),
         put: |settings, value| settings.scrub_every = Duration::from_secs(value.count()),
@@ -179,12 +185,13 @@ pub const KEYS: &[Key] = &[
         kind: READ_CACHE,
         default: "10 %",
         example: "off",
-        brief: "Share of a fast device that a node may use for copies of what is read often from its slower ones.",
-        more: "Where a node has devices of several classes (`holdfast device list`), blocks that are read again and again from \
-               the slower ones are kept on one of the fastest, in space that is free and is given back as soon as data needs it. What \
-               is read once, by a backup say, is not kept. It takes up to 8 MiB of the node's memory for each GiB, 256 MiB at most, and \
-               begins empty when the node is started. Nodes read this key when they start, and do without such copies where the file is \
-               wrong. `holdfast device list` shows how much is kept and how often it was of use.",
+        brief: "Share of a fast device for copies of what is read often from slower ones.",
+        more: "In a node with devices of several classes (`holdfast device list`), blocks that are read again and \
+               again from the slower ones are kept on one of the fastest. They take free space, which is given back \
+               as soon as data needs it. Blocks that are read once, by a backup say, are not kept. The cache takes \
+               up to 8 MiB of the node's memory for each GiB, 256 MiB at most, and begins empty when the node is \
+               started. Nodes read this key when they start, and do without such copies where the file is wrong. \
+               `holdfast device list` shows how much is kept and how often it was of use.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.read_cache_percent = value.share(),
@@ -195,9 +202,10 @@ pub const KEYS: &[Key] = &[
         default: "",
         example: "holdfast-readers",
         brief: "Group of users who may look at the grid with this program, and change nothing.",
-        more: "`holdfast status`, and what lists, shows and explains. By default only the user that runs the host, and root, can ask it \
-               anything: `control.sock` in the grid's directory is theirs alone. With a group there is a `reader.sock` for that beside \
-               it. Members must be able to enter the grid's directory. A group that is not in `/etc/group` is named by its number.",
+        more: "They may give `holdfast status`, and what lists, shows and explains. By default only the user that \
+               runs the host, and root, can ask it anything: `control.sock` in the grid's directory is theirs alone. \
+               With a group there is a `reader.sock` for that beside it. Members must be able to enter the grid's \
+               directory. A group that is not in `/etc/group` is named by its number.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.readers = value.group(),
@@ -207,10 +215,11 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Switch,
         default: "on",
         example: "off",
-        brief: "Whether this machine gives the key of the grid's authority to a second one by itself, where it alone has it.",
-        more: "With the key machines join, leave, and get new certificates. Without a second machine that has it the loss of the first \
-               one would end all that. It goes from host to host over TLS; `holdfast machine list` shows which machines have it. \
-               With `off` it goes by command alone: `holdfast grid tls authority give`, or `export` and `import`.",
+        brief: "A second machine gets the key of the grid's authority by itself, if only this one has it.",
+        more: "With the key machines join, leave, and get new certificates. Without a second machine that has it the \
+               loss of the first one would end all that. The key goes from host to host over TLS; `holdfast machine \
+               list` shows which machines have it. With `off` it goes by command alone: `holdfast grid tls authority \
+               give`, or `export` and `import`.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.authority_spread = value.is_on(),

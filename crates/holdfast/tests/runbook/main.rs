@@ -15,7 +15,7 @@ mod support;
 mod time;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use support::{holdfast, text};
 
 #[test]
@@ -28,6 +28,21 @@ fn each_row_of_the_page_is_played_and_no_other() {
     assert_eq!((titles.len(), played.len()), (of_page.len(), of_tests.len()), "each is there once");
 }
 
+/// Pages that show commands as examples: not the runbook, whose commands are given, nor decisions, nor what a program
+/// wrote.
+fn other_pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    let docs = root.join("docs");
+    for directory in [".", "operate", "integrate", "internals"] {
+        let entries = std::fs::read_dir(docs.join(directory)).unwrap().map(|entry| entry.unwrap().path());
+        pages.extend(
+            entries.filter(|path| path.extension().is_some_and(|e| e == "md") && !path.ends_with("runbook.md")),
+        );
+    }
+    pages
+}
+
 /// Commands of ours that a page shows as they are typed, without prompts and remarks.
 fn typed(page: &str) -> Vec<String> {
     // One that goes on in the next line is one.
@@ -38,18 +53,20 @@ fn typed(page: &str) -> Vec<String> {
         let is_prompt = prompt.chars().all(|c| c.is_ascii_alphanumeric());
         is_prompt.then(|| typed.split("  #").next().unwrap_or_default().trim())
     });
-    let commands = lines.flat_map(|line| line.split("&&")).map(str::trim);
-    commands.filter(|command| command.starts_with("holdfast ")).map(str::to_string).collect()
+    let commands = lines.flat_map(|line| line.split("&&")).flat_map(|part| part.split(" | ")).map(str::trim);
+    // One that is put together by the shell is not taken apart here.
+    let is_plain = |command: &&str| command.starts_with("holdfast ") && !command.contains("$(");
+    commands.filter(is_plain).map(str::to_string).collect()
 }
 
 #[test]
 fn each_command_that_other_pages_show_is_one_with_its_options() {
     let none = tempfile::tempdir().unwrap();
-    for page in ["README.md", "docs/operation.md"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
-        let commands = typed(&std::fs::read_to_string(path).unwrap());
-        assert!(commands.len() > 8, "{commands:?}");
-        for command in commands {
+    let mut count = 0;
+    for path in other_pages() {
+        let page = path.display();
+        for command in typed(&std::fs::read_to_string(&path).unwrap()) {
+            count += 1;
             let words = command.split_whitespace().skip(1).filter(|word| *word != "…");
             let mut words: Vec<&str> = words.collect();
             // A directory that is there, and a token that is one, are another matter.
@@ -67,5 +84,6 @@ fn each_command_that_other_pages_show_is_one_with_its_options() {
             assert!(!said.contains("try '--help'"), "{page}: {command}: {said}");
         }
     }
+    assert!(count > 150, "{count} commands were found");
     assert!(!none.path().join("grid.json").exists());
 }

@@ -1,16 +1,20 @@
 //! Rules for documents: links, headings they point at, files they name, and the protocol rules that comments cite.
 
 use super::source::Source;
-use super::{Finding, collect};
+use super::{Finding, collect, pages};
+use crate::figures;
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 /// Where the protocol's rules are numbered.
-const PROTOCOL: &str = "docs/decisions/0002-log-protocol.md";
+const PROTOCOL: &str = "docs/PROTOCOL.md";
+
+/// Pages outside of `docs/`.
+const AT_THE_TOP: &[&str] = &["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "KNOWN_ISSUES.md", "SECURITY.md"];
 
 /// What an inline code span must begin with to be read as the name of a file here.
-const NAMED_FILES: &[&str] = &["crates/", "docs/", ".ci/"];
+const NAMED_FILES: &[&str] = &["crates/", "docs/", "results/", ".ci/"];
 
 pub fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -18,12 +22,20 @@ pub fn check(root: &Path) -> Result<Vec<Finding>> {
         let text =
             std::fs::read_to_string(root.join(&path)).with_context(|| format!("cannot read {}", path.display()))?;
         check_document(root, &path, &text, &mut findings);
+        findings.extend(pages::check(&path, &text));
+    }
+    for (path, _) in figures::stale(root)? {
+        findings.push(Finding::error(
+            &path,
+            0,
+            "tables are not those of results/: `./x docs figures` writes them anew",
+        ));
     }
     Ok(findings)
 }
 
 fn documents(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = vec![PathBuf::from("README.md")];
+    let mut files: Vec<PathBuf> = AT_THE_TOP.iter().map(PathBuf::from).collect();
     if root.join("docs").is_dir() {
         collect(root, Path::new("docs"), "md", &mut files)?;
     }
@@ -49,7 +61,7 @@ fn check_document(root: &Path, path: &Path, text: &str, findings: &mut Vec<Findi
 }
 
 /// Lines outside fenced code blocks, with their numbers.
-fn prose(text: &str) -> Vec<(usize, String)> {
+pub fn prose(text: &str) -> Vec<(usize, String)> {
     let mut fenced = false;
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -1,9 +1,11 @@
-//! The house rules, checked: which crate may import which, what decides without I/O stays without it, sizes, links.
+//! The house rules, checked: which crate may import which, what decides without I/O stays without it, sizes, links,
+//! words of pages.
 //!
 //! Errors fail the run; warnings are printed and count nothing. The rules are in [`rules`], what they read in [`source`].
 
 mod docs;
 mod edges;
+mod pages;
 mod ratchet;
 mod rules;
 mod shares;
