@@ -396,6 +396,7 @@ impl Host {
             self.drive(now, at, VolumeEvent::Tick, out);
             self.tick_filters(now, at, out);
             self.tick_writers(now, at, out);
+            self.volumes.rearm(at);
         }
         self.tick_groups(now, out);
         self.forward.tick(now);

@@ -64,7 +64,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.origins.len()
     }
 

@@ -262,19 +262,29 @@ impl Volumes {
         }
     }
 
-    /// Volumes whose deadline has come, in the order of their deadlines.
+    /// Volumes whose deadline has come, in the order of their deadlines. They are armed again by [`Volumes::rearm`] alone:
+    /// between the ticks of a volume's parts the earliest deadline may be one that is being seen to.
     pub fn take_due(&mut self, now: Instant) -> Vec<Token> {
         let mut due = Vec::new();
         while let Some(Reverse((armed_at, at))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.timers.pop();
             let Some(volume) = self.table.get_mut(at).filter(|v| v.armed_at == Some(armed_at)) else { continue };
-            volume.armed_at = None;
-            match volume.next_deadline() {
-                Some(deadline) if deadline <= now => due.push(at),
-                _ => self.arm(at),
+            if volume.next_deadline().is_some_and(|deadline| deadline <= now) {
+                volume.armed_at = Some(Instant::ZERO);
+                due.push(at);
+            } else {
+                self.rearm(at);
             }
         }
         due
+    }
+
+    /// All parts of a volume that was due have had their ticks.
+    pub fn rearm(&mut self, at: Token) {
+        if let Some(volume) = self.table.get_mut(at) {
+            volume.armed_at = None;
+            self.arm(at);
+        }
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -410,7 +420,7 @@ impl Volume {
 
     /// Takes a request in; gives its name at the controller, or its origin back where more is under way than that takes.
     pub(crate) fn admit(&mut self, origin: Origin) -> Result<RequestToken, Origin> {
-        if self.requests.len() >= REQUESTS_MAX || !self.filters.is_empty() && !self.has_room_beside_filters(2) {
+        if self.requests.count() >= REQUESTS_MAX || !self.filters.is_empty() && !self.has_room_beside_filters(2) {
             return Err(origin);
         }
         Ok(self.requests.admit(origin))
@@ -419,7 +429,7 @@ impl Volume {
     /// Whether so many more requests may come, beside those that filters may make of what they have.
     pub(crate) fn has_room_beside_filters(&self, count: usize) -> bool {
         let kept: usize = self.filters.iter().map(|(_, stack)| stack.may_still_ask()).sum();
-        self.requests.len() + kept + count <= REQUESTS_MAX
+        self.requests.count() + kept + count <= REQUESTS_MAX
     }
 
     /// When the controller, a filter or the right to write wants to be looked at again.
@@ -558,8 +568,10 @@ mod tests {
         let first = volumes.next_deadline().expect("a controller has one");
         assert!(first > Instant::ZERO && volumes.take_due(Instant::ZERO).is_empty());
         assert_eq!(volumes.take_due(first), [a, b]);
+        volumes.arm(a);
         assert_eq!((volumes.take_due(first), volumes.next_deadline()), (vec![], None), "until they are armed again");
-        volumes.arm(b);
+        volumes.rearm(b);
+        assert!(volumes.next_deadline().is_some());
         volumes.remove(b);
         assert!(volumes.take_due(first).is_empty(), "one that is gone is never due");
     }
