@@ -47,8 +47,8 @@ pub struct Config {
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
     pub map_cache_bytes_max: u64,
-    /// Memory for what is read ahead of clients that read in order what lies scattered ([`crate::io::read_ahead`]); none where it is
-    /// zero.
+    /// Memory for what is read ahead of clients that read in order what lies scattered ([`crate::io::read_ahead`]);
+    /// none where it is zero.
     pub read_ahead_bytes_max: u64,
     /// Blocks that a client must read in order first.
     pub read_ahead_after_blocks: u64,
@@ -167,8 +167,8 @@ holdfast_base::mutations! {
 pub enum Event {
     /// Begin to open the volume. Requests may follow at once: they wait.
     Open,
-    /// Another host serves it, and is about to hand it over: read what can be read before [`Event::Open`], and claim nothing.
-    /// [`Notice::Warmed`] when nothing more is.
+    /// Another host serves it, and is about to hand it over: read what can be read before [`Event::Open`], and claim
+    /// nothing. [`Notice::Warmed`] when nothing more is.
     Warm,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
@@ -176,8 +176,8 @@ pub enum Event {
         target: Target,
         request: BlockRequest,
     },
-    /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one; `version` of
-    /// the messages was agreed on.
+    /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one; `version`
+    /// of the messages was agreed on.
     NodeUp {
         node: NodeId,
         boot: InstanceId,
@@ -201,7 +201,8 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
-    /// Hold back the answers of guests' writes: see [`crate::io::quiesce`]. Answered by [`Notice::Held`], or at once by the end.
+    /// Hold back the answers of guests' writes: see [`crate::io::quiesce`]. Answered by [`Notice::Held`], or at once by
+    /// the end.
     Hold {
         hold: HoldId,
     },
@@ -213,8 +214,8 @@ pub enum Event {
     Drain {
         devices: BTreeSet<DeviceId>,
     },
-    /// Make another volume of a snapshot of a head: the two share what there is (see `family`). Answered by [`Notice::Forked`] or
-    /// [`Notice::ForkRefused`]. What it names is recorded before this is asked for.
+    /// Make another volume of a snapshot of a head: the two share what there is (see `family`). Answered by
+    /// [`Notice::Forked`] or [`Notice::ForkRefused`]. What it names is recorded before this is asked for.
     Fork {
         head: HeadId,
         snapshot: String,
@@ -253,11 +254,11 @@ pub enum Event {
     SetTiers {
         tiers: Tiers,
     },
-    /// Another host is about to take the volume over: empty the log as far as that can be done beside the service. Answered by
-    /// [`Notice::Prepared`].
+    /// Another host is about to take the volume over: empty the log as far as that can be done beside the service.
+    /// Answered by [`Notice::Prepared`].
     Prepare,
-    /// It takes the volume over now: stop for good, and give up all grants. Ends with [`State::Closed`]; what guests wait for is
-    /// answered by [`holdfast_base::BlockError::ShuttingDown`].
+    /// It takes the volume over now: stop for good, and give up all grants. Ends with [`State::Closed`]; what guests
+    /// wait for is answered by [`holdfast_base::BlockError::ShuttingDown`].
     Yield,
     /// A deadline passed.
     Tick,
@@ -397,8 +398,8 @@ pub enum Notice {
     OpenWaits {
         why: &'static str,
     },
-    /// The metadata store lacks the volume's newest record; it serves on, and nothing that needs the store happens. Later,
-    /// that the store has it again.
+    /// The metadata store lacks the volume's newest record; it serves on, and nothing that needs the store happens.
+    /// Later, that the store has it again.
     StoreDoubted {
         is_doubted: bool,
     },
@@ -472,7 +473,8 @@ pub enum Notice {
     ShardDamaged {
         leg: Leg,
         shard: ShardId,
-        /// At once; else a scrub finds it: while the volume opens, and of what belongs to the one that it was cloned from.
+        /// At once; else a scrub finds it: while the volume opens, and of what belongs to the one that it was cloned
+        /// from.
         repaired: bool,
     },
     /// The background mark found accounts that were wrong, and put them right: a bug.

@@ -1,17 +1,18 @@
 //! The controller of one volume: its single writer, from the guest's request to the nodes.
 //!
 //! Role: gets guests' requests, nodes' answers and the metadata store's; sends to nodes, replies to guests. It judges
-//! nodes by its own I/O; it never waits for a membership service, and for the metadata store only on changes of ownership
-//! and ledger rolls.
+//! nodes by its own I/O; it never waits for a membership service, and for the metadata store only on changes of
+//! ownership and ledger rolls.
 //!
-//! States: `Opening` (see [`crate::owner::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`, for good,
-//! when a node or the root record shows a higher epoch. `Open` -> `Closed` at once where another host takes over (see
-//! [`crate::owner::handover`]).
+//! States: `Opening` (see [`crate::owner::opening`]) -> `Open` -> `Closing` -> `Closed`; from anywhere -> `Deposed`,
+//! for good, when a node or the root record shows a higher epoch. `Open` -> `Closed` at once where another host takes
+//! over (see [`crate::owner::handover`]).
 //!
 //! Invariants (numbers as in docs/ARCHITECTURE.md):
 //! 1. An entry completes only with an ack set of the open ledger's legs, in LSN order, and is applied at that moment.
 //! 2. Every record is applied by `apply`, live and in replay.
-//! 3. Reads are answered only under unexpired grants of an ack set, or of legs that have heeded the owner since the read began.
+//! 3. Reads are answered only under unexpired grants of an ack set, or of legs that have heeded the owner since the
+//!    read began.
 //! 4. Segment shards are all durable before the commit record is appended.
 //! 5. Nothing that the last durable checkpoint names is freed.
 //!
@@ -100,7 +101,8 @@ pub struct Controller {
     pub(crate) roll: Option<Roll>,
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
-    /// Where the last segment that was destaged in a sweep ended: of data that is not likely to die soon, and of data that is.
+    /// Where the last segment that was destaged in a sweep ended: of data that is not likely to die soon, and of data
+    /// that is.
     pub(crate) destage_cursors: [Key; 2],
     pub(crate) map: Map,
     pub(crate) rotation: Rotation,
@@ -682,7 +684,8 @@ impl Controller {
         own.count() as u64 + foreign.filter(|(no, info)| topology.is_crowded_foreign(*no, info)).count() as u64
     }
 
-    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack more.
+    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack
+    /// more.
     pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
         if !self.basis.is_known() {
             return (0, 0);
@@ -789,7 +792,8 @@ impl Controller {
         self.leave(State::Deposed, BlockError::Deposed, out);
     }
 
-    /// Ends for good: whatever guests wait for is answered by the error. What was acknowledged lies in segments and log.
+    /// Ends for good: whatever guests wait for is answered by the error. What was acknowledged lies in segments and
+    /// log.
     pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
         self.set_state(end, out);
         self.abandon_quiesce(error, out);
@@ -983,8 +987,9 @@ impl Controller {
         self.peers.reconnect_silent(now, out);
     }
 
-    /// A node that would be missed owes something since then. To do without it the log needs another rule, so the metadata store:
-    /// it is done without only when it does not even answer a ping, and the store has answered since it fell silent.
+    /// A node that would be missed owes something since then. To do without it the log needs another rule, so the
+    /// metadata store: it is done without only when it does not even answer a ping, and the store has answered since it
+    /// fell silent.
     fn doubt(&mut self, node: NodeId, worth: Worth, since: Instant, lags: &Lags, out: Out) {
         let now = self.basis.now;
         self.peers.probe(now, node, out);

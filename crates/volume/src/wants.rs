@@ -1,5 +1,5 @@
-//! Wishes: what parts of a controller want of its checkpoints. Any part may say so, at any time; the checkpointer reads them at
-//! its next turn, and takes each back when it is met.
+//! Wishes: what parts of a controller want of its checkpoints. Any part may say so, at any time; the checkpointer reads
+//! them at its next turn, and takes each back when it is met.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Wants {

@@ -1,17 +1,18 @@
 //! The audit: walks the whole map in the background, counts what it names, and compares that with the accounts that are
-//! kept write by write: the live counts of segments, and what is shadowed, as far as leaves name it and the overlay hides it.
-//! By the way it counts what snapshots and clones share (see [`super::shares`]).
+//! kept write by write: the live counts of segments, and what is shadowed, as far as leaves name it and the overlay
+//! hides it. By the way it counts what snapshots and clones share (see [`super::shares`]).
 //!
 //! States: resting -> walking, place by place of the volume, all layers at a time, leaves that are not in memory being
 //! loaded -> (everything was seen) comparing -> resting. A leaf that can't be read ends the round.
 //!
 //! Leaves that change behind the walk change its counts, too; what the overlay names is counted at the end, in one go.
 //!
-//! Invariant: accounts and counts agree. A difference is told and put right: the count is true, since it forgets nothing.
+//! Invariant: accounts and counts agree. A difference is told and put right: the count is true, since it forgets
+//! nothing.
 //!
-//! Limits: one leaf is read at a time; after each, or after [`PLACES_AT_ONCE`] that are in memory, there is a pause. The end
-//! of a round goes through overlay and segment table in one go, as a checkpoint does. A round is followed by a rest of
-//! twenty times its length.
+//! Limits: one leaf is read at a time; after each, or after [`PLACES_AT_ONCE`] that are in memory, there is a pause.
+//! The end of a round goes through overlay and segment table in one go, as a checkpoint does. A round is followed by a
+//! rest of twenty times its length.
 
 use super::shares::{Said, Shares, Tally};
 use crate::map::{LEAF_BLOCKS, LayerTable, Leaf, LeafNo, Map, Mapped, Naming, Piece, Pins, Place, keys_of, leaf_in};
@@ -253,7 +254,8 @@ impl Audit {
         round.place = place + 1;
     }
 
-    /// Everything was seen: what the accounts say wrong. `heads` are those that stay; `every` how often there is a round.
+    /// Everything was seen: what the accounts say wrong. `heads` are those that stay; `every` how often there is a
+    /// round.
     pub(crate) fn finish(
         &mut self,
         now: Instant,

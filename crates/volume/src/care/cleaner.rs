@@ -29,8 +29,8 @@ use std::time::Duration;
 /// Victims of one pass.
 pub(crate) const VICTIMS_MAX: usize = 16;
 
-/// The table is searched for victims at most this often. While room is ample a step of a search, or a pass over what was
-/// found, follows the other after this time.
+/// The table is searched for victims at most this often. While room is ample a step of a search, or a pass over what
+/// was found, follows the other after this time.
 const SEARCH_EVERY: Duration = Duration::from_millis(50);
 const SEARCH_EVERY_CALM: Duration = Duration::from_millis(500);
 
@@ -43,7 +43,8 @@ const PASSES_FOUND: u64 = 8;
 /// While room is ample victims of one pass are chosen from so many passes' worth.
 const PASSES_NEAR_CALM: u64 = 2;
 
-/// Pieces that are read at a time. What was written at random is moved in a thousand of them: guests' requests wait behind these few.
+/// Pieces that are read at a time. What was written at random is moved in a thousand of them: guests' requests wait
+/// behind these few.
 const READS_AHEAD: usize = 32;
 
 /// How long a segment that could not be read is left alone.
@@ -135,14 +136,15 @@ struct Pass {
     rotates: bool,
 }
 
-/// A search that is under way. Its candidates are hints: a step may find one that has died, or was cleaned, until the last.
+/// A search that is under way. Its candidates are hints: a step may find one that has died, or was cleaned, until the
+/// last.
 #[derive(Debug, Default)]
 struct Search {
     next: SegmentNo,
     /// Data segments before that one.
     rank: u64,
-    /// How much it is to be written in another layout or elsewhere, if it is, what cleaning it gains, which, and its blocks that
-    /// can be read.
+    /// How much it is to be written in another layout or elsewhere, if it is, what cleaning it gains, which, and its
+    /// blocks that can be read.
     candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>,
 }
 
@@ -200,8 +202,8 @@ impl Cleaner {
         self.owed_bytes = 0;
     }
 
-    /// The base has changed: what it names is counted anew. What took several steps to find stays worth its while: were it
-    /// given up, a large volume that is short of room would have one pass for each search.
+    /// The base has changed: what it names is counted anew. What took several steps to find stays worth its while: were
+    /// it given up, a large volume that is short of room would have one pass for each search.
     pub(crate) fn on_folded(&mut self) {
         self.emptied.clear();
         self.has_passed_since_fold = false;
@@ -237,8 +239,8 @@ impl Cleaner {
         room.is_wanted() || self.recodes.is_some()
     }
 
-    /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a volume
-    /// of terabytes a host would search without end.
+    /// The next step of a search is not put off to the next tick. What nobody waits for takes two steps a second: on a
+    /// volume of terabytes a host would search without end.
     pub(crate) fn hurries_search(&self, room: &Room) -> bool {
         self.search.is_some() && self.is_pressed(room)
     }
@@ -268,8 +270,8 @@ impl Cleaner {
                 // A walk over all that found nothing is not begun again at once.
                 self.searched_at = around.basis.now + SEARCH_EVERY_CALM;
             }
-            // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last step:
-            // a fold that begins puts off whatever is cleaned.
+            // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last
+            // step: a fold that begins puts off whatever is cleaned.
             let is_hidden = !around.map.knows_all_shadowed() || !around.room.is_left() && around.map.is_unfolded();
             around.wants.fold |= is_short && is_hidden;
         } else {
@@ -282,9 +284,9 @@ impl Cleaner {
         self.take_victims(around)
     }
 
-    /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age: what
-    /// has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The Design and
-    /// Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
+    /// Looks for the segments that are best cleaned, in the order of what a pass gains for what it costs, and of age:
+    /// what has not changed for long stays as it is when it is moved (cost-benefit: Rosenblum and Ousterhout, The
+    /// Design and Implementation of a Log-Structured File System, 1992, section 3.5). In steps; true with the last one.
     fn search_victims(&mut self, around: &Around<'_>, repairer: &Repairer) -> bool {
         let now = around.basis.now;
         self.unreadable.retain(|_, until| *until > now);
@@ -387,7 +389,8 @@ impl Cleaner {
     }
 
     /// Puts the ones first that lie near to the first one, so that what they hold lies close together when it is moved
-    /// ([`crate::io::read_ahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that are best.
+    /// ([`crate::io::read_ahead`]). Where not all that was found is going to be cleaned, of so many passes' worth that
+    /// are best.
     fn sort_by_nearness(&self, around: &Around<'_>, ordered: &mut [SegmentNo]) {
         if self.recodes.is_some() {
             // Some of them have to go first.
@@ -484,8 +487,8 @@ impl Cleaner {
         if pass.pending == 0 { Header::All } else { Header::Nothing }
     }
 
-    /// Looks up which of the victims' blocks the map still names. Leaves that have to be there first, if some have; else they
-    /// are read.
+    /// Looks up which of the victims' blocks the map still names. Leaves that have to be there first, if some have;
+    /// else they are read.
     pub(crate) fn find_live(&mut self, map: &mut Map) -> Vec<LeafNo> {
         let pass = self.pass.as_mut().expect("a pass under way");
         let mut missing = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Rejoin: what a returning node holds is compared with the segment table. What is missing is wanted again, what nothing names
-//! is deleted.
+//! Rejoin: what a returning node holds is compared with the segment table. What is missing is wanted again, what
+//! nothing names is deleted.
 //!
 //! A shard that was not written for a committed segment is deleted only if its id is of a recovered earlier epoch, or a
 //! free record for it is complete (protocol rule 17): ids of this epoch without one are `unsettled` and exempt.

@@ -1,7 +1,7 @@
 //! Care: what is done in the background so that data stay whole and room comes back.
 //!
-//! Each part owns what it has found and what is under way; it works with what is [`Around`] it, and leaves to the controller what
-//! it wants of others: records for the log, and news.
+//! Each part owns what it has found and what is under way; it works with what is [`Around`] it, and leaves to the
+//! controller what it wants of others: records for the log, and news.
 
 mod audit;
 mod cleaner;

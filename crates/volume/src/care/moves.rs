@@ -1,10 +1,10 @@
 //! Moving shards that could stay: off devices that are being drained, and from full devices to empty ones.
 //!
-//! A move is a repair whose source is the shard itself: it is copied, its segment's homes are changed by a record in the
-//! log, and then the old one is garbage. Parts of checkpoints are not moved but written anew.
+//! A move is a repair whose source is the shard itself: it is copied, its segment's homes are changed by a record in
+//! the log, and then the old one is garbage. Parts of checkpoints are not moved but written anew.
 //!
-//! Drains come first. Balancing begins when the fullest device is [`TILT_PER_MILLE`] fuller than the emptiest, and moves
-//! part of the difference before it looks again: others do the same with their volumes.
+//! Drains come first. Balancing begins when the fullest device is [`TILT_PER_MILLE`] fuller than the emptiest, and
+//! moves part of the difference before it looks again: others do the same with their volumes.
 
 use super::Around;
 use super::repair::Repairer;
@@ -176,8 +176,8 @@ fn list_together(around: &Around<'_>) -> Vec<Listed> {
     around.survey.look(topology, around.segments).crowded().iter().filter_map(together).collect()
 }
 
-/// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they differ
-/// much: of the class where they differ most.
+/// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they
+/// differ much: of the class where they differ most.
 fn tilt(topology: Topology<'_>) -> Option<(Leg, Leg, u64)> {
     let classes: BTreeSet<Option<MediaClass>> = topology.usable_devices().map(|d| d.media).collect();
     classes.into_iter().filter_map(|media| tilt_of(topology, media)).max_by_key(|(_, _, bytes)| *bytes)
@@ -196,8 +196,8 @@ fn tilt_of(topology: Topology<'_>, media: Option<MediaClass>) -> Option<(Leg, Le
     (high >= low + TILT_PER_MILLE).then(|| (fullest, emptiest, (high - low) * room / 2000))
 }
 
-/// A copy of a nested layout that lies on two nodes, since its own had no other device, keeps the other copy off both of them: one of
-/// its shards goes to where the others are.
+/// A copy of a nested layout that lies on two nodes, since its own had no other device, keeps the other copy off both
+/// of them: one of its shards goes to where the others are.
 fn gather_copy(around: &mut Around<'_>, segment: SegmentNo, info: &SegmentInfo) -> Option<Move> {
     let (geometry, homes) = (&info.geometry, &info.homes);
     if !geometry.layout().is_nested() {

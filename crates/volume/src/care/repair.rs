@@ -1,11 +1,12 @@
-//! Repair: what is missing or damaged is made again from the other shards, by its new node itself or by this host; what is to
-//! be elsewhere is copied.
+//! Repair: what is missing or damaged is made again from the other shards, by its new node itself or by this host; what
+//! is to be elsewhere is copied.
 //!
-//! States of a repair: reading (the header, and shards that suffice) -> putting | ordered (the target reads them by itself) ->
-//! naming (where the shard is not where it was: a record in the log says so) -> done. One that fails waits a while.
+//! States of a repair: reading (the header, and shards that suffice) -> putting | ordered (the target reads them by
+//! itself) -> naming (where the shard is not where it was: a record in the log says so) -> done. One that fails waits a
+//! while.
 //!
-//! Invariants (checked by [`Repairer::verify`]): (1) of a segment one shard is made at a time; (2) what is put is remembered
-//! only while lists of shards are on their way.
+//! Invariants (checked by [`Repairer::verify`]): (1) of a segment one shard is made at a time; (2) what is put is
+//! remembered only while lists of shards are on their way.
 
 use super::Around;
 use super::moves::Move;
@@ -30,8 +31,8 @@ const REPAIRS_MAX: usize = 8;
 /// Shards of the queue that are looked at, in one round, for one that is needed enough to be made again now.
 const LOOKED_AT_MAX: usize = 64;
 
-/// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever. Where one more
-/// loss would take data, and no damage has been found, not for as long.
+/// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever. Where
+/// one more loss would take data, and no damage has been found, not for as long.
 const REPAIR_PAUSE_MIN: Duration = Duration::from_millis(200);
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(60);
 const REPAIR_PAUSE_AT_RISK: Duration = Duration::from_secs(2);
@@ -84,8 +85,8 @@ pub(crate) struct Repairer {
     /// Shards to make again because their node has been away for long: next last.
     rebuild: Vec<(SegmentNo, u8)>,
     rebuild_listed_at: Instant,
-    /// Segments of which too many shards are damaged, in whatever places, to make one again from whole ones. What they hold is
-    /// moved, block by block, since of each block enough may be there.
+    /// Segments of which too many shards are damaged, in whatever places, to make one again from whole ones. What they
+    /// hold is moved, block by block, since of each block enough may be there.
     stuck: BTreeSet<SegmentNo>,
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
     pub(super) strays: BTreeSet<(Leg, SegmentNo, u8)>,
@@ -208,8 +209,8 @@ impl Repairer {
         (found.weak().len() + wanted.difference(found.weak()).count()) as u64
     }
 
-    /// A shard is not what it should be where it lies: told once until it is made again. While that happens it is gone for a
-    /// moment, and is not wanted anew.
+    /// A shard is not what it should be where it lies: told once until it is made again. While that happens it is gone
+    /// for a moment, and is not wanted anew.
     pub(crate) fn on_damaged(
         &mut self,
         around: &mut Around<'_>,
@@ -266,7 +267,8 @@ impl Repairer {
         }
     }
 
-    /// Those first that one more loss would take. Each is tried once a tick: one that can't be read now is queued again by itself.
+    /// Those first that one more loss would take. Each is tried once a tick: one that can't be read now is queued again
+    /// by itself.
     fn start_queued(&mut self, around: &mut Around<'_>, out: Out) {
         if self.running.is_full() || !self.may_move_data(around, Need::AtRisk) {
             return;
@@ -311,7 +313,8 @@ impl Repairer {
         self.is_lost(around, home.node) || around.peers.is_draining(home.device) && !around.peers.leg_usable(home)
     }
 
-    /// Shards of lost nodes, those of the segments that one more loss would take last, and of these those that lack most.
+    /// Shards of lost nodes, those of the segments that one more loss would take last, and of these those that lack
+    /// most.
     fn list_rebuild(&mut self, around: &mut Around<'_>) {
         let pace = REBUILD_EVERY.min(around.basis.config.rebuild_after / 4);
         if !self.rebuild.is_empty() || around.basis.now.since(self.rebuild_listed_at) < pace {
@@ -450,8 +453,8 @@ impl Repairer {
         }
     }
 
-    /// Shards that give the one that is repaired, and how many of them do. In a mirror any other copy; in a code the shards of the
-    /// same copy, and where these don't suffice the same shard of another one; itself, if it is there.
+    /// Shards that give the one that is repaired, and how many of them do. In a mirror any other copy; in a code the
+    /// shards of the same copy, and where these don't suffice the same shard of another one; itself, if it is there.
     fn repair_sources(&self, around: &Around<'_>, repair: &Repair, info: &SegmentInfo) -> (usize, Vec<u8>) {
         let geometry = &info.geometry;
         let (width, position) = (geometry.code_width(), repair.index % geometry.code_width());
@@ -498,8 +501,8 @@ impl Repairer {
         }
     }
 
-    /// Has the target read the others, and put what follows. Where the shard lies already, damaged perhaps, it refuses: what can
-    /// still be read of that is not given up before its successor is there.
+    /// Has the target read the others, and put what follows. Where the shard lies already, damaged perhaps, it refuses:
+    /// what can still be read of that is not given up before its successor is there.
     fn order_shard(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
         let Some(repair) = self.running.get(token) else { return };
         let Some(info) = around.segments.get(repair.segment) else { return self.end_repair(around, token, false) };
@@ -545,8 +548,8 @@ impl Repairer {
             around.counters.shards_made_by_nodes += 1;
             return self.on_repair_put(around, token, reply);
         }
-        // It has put nothing: a source may be damaged or can't be reached from there, or what is to be replaced lies there. The
-        // first two take it time to find out.
+        // It has put nothing: a source may be damaged or can't be reached from there, or what is to be replaced lies
+        // there. The first two take it time to find out.
         let Some(repair) = self.running.get(token) else { return Made::Nothing };
         if waited >= Duration::from_millis(MAKE_MS) / 2 {
             around.peers.on_not_made(repair.target.node, around.basis.now);

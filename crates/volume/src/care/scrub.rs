@@ -1,7 +1,8 @@
-//! Scrub: every shard is read once in a set time, whether anybody wants it or not; what is damaged or missing is made again.
+//! Scrub: every shard is read once in a set time, whether anybody wants it or not; what is damaged or missing is made
+//! again.
 //!
-//! The node checks what it reads against the shard's checksums, and tells whether it matches; one of an older release sends
-//! along what it has read. A tour goes through the segment table in order, from a
+//! The node checks what it reads against the shard's checksums, and tells whether it matches; one of an older release
+//! sends along what it has read. A tour goes through the segment table in order, from a
 //! random place on after an opening; one shard is read at a time, and tours are paced to take the set time.
 
 use super::Around;

@@ -1,8 +1,8 @@
 //! Shares: of the blocks that layers say, which are seen by whom, and which by one alone.
 //!
-//! Counted place by place of the volume, 512 blocks at a time, as sets of blocks: once down from the layers that somebody
-//! reads to those that they stand on, which tells how many see what a layer says, and once up again, which tells what each
-//! reader sees.
+//! Counted place by place of the volume, 512 blocks at a time, as sets of blocks: once down from the layers that
+//! somebody reads to those that they stand on, which tells how many see what a layer says, and once up again, which
+//! tells what each reader sees.
 
 use crate::map::{LEAF_BLOCKS, LayerTable, Piece, Place};
 use holdfast_base::{BLOCK_BYTES, ObjectId};

@@ -1,13 +1,14 @@
 //! Holding back answers: for a moment no guest hears that a write is done, so that snapshots of several volumes hold a
 //! state that could have been at one instant (see [`crate::sharing::group`]).
 //!
-//! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until [`crate::Event::Release`].
-//! The writes themselves go on. Not held back: answers that say that a request failed, since nothing follows from them;
-//! those of reads; and those of flushes. A flush speaks of writes that were answered before, which are durable. It says
-//! nothing about writes that were not, so nobody can conclude from it that one of these is done.
+//! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until
+//! [`crate::Event::Release`]. The writes themselves go on. Not held back: answers that say that a request failed, since
+//! nothing follows from them; those of reads; and those of flushes. A flush speaks of writes that were answered before,
+//! which are durable. It says nothing about writes that were not, so nobody can conclude from it that one of these is
+//! done.
 //!
-//! States: none -> held -> released -> ended. A released hold ends when this controller is known to own the volume still,
-//! by its grants for reading: otherwise a successor may have answered writes meanwhile.
+//! States: none -> held -> released -> ended. A released hold ends when this controller is known to own the volume
+//! still, by its grants for reading: otherwise a successor may have answered writes meanwhile.
 //!
 //! Invariants: (1) a hold that was asked for ends once, and that is told; (2) it ends `whole` only where no owner
 //! answered a write between [`Notice::Held`] and [`crate::Event::Release`].

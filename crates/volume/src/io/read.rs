@@ -1,7 +1,7 @@
 //! Guests' reads: look up, fetch, answer under a grant.
 //!
-//! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching ->
-//! waiting for a grant -> answered. A segment freed in between sends it back to looking up.
+//! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching
+//! -> waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
 use crate::api::Target;
 use crate::controller::{Controller, Out};
@@ -269,8 +269,8 @@ impl Controller {
         if cut.is_empty() {
             return self.finish_read(token, out);
         }
-        // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right: the
-        // checksum of the copy would vouch for damage.
+        // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right:
+        // the checksum of the copy would vouch for damage.
         let checked = self.basis.config.checked_reads || is_copied;
         for (part, segment, run, crcs) in cut {
             let topology = Topology::new(&self.basis, &self.peers);

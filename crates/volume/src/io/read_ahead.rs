@@ -3,15 +3,15 @@
 //! wanted now lie some that will be wanted soon. Such neighbours are read in one operation, when the first of them is
 //! wanted (G6: streams that a host interleaves reach the disks as what they are).
 //!
-//! States of a stream: watched -> planned (its reads follow each other, in small pieces: the map is looked up for a window
-//! before its last read, and what lies side by side in a shard becomes a run) -> watched (what it reads is not scattered, or
-//! lies too far apart in each segment) | forgotten (idle).
-//! States of a run: planned -> coming (a read wants some of it: all of it is fetched) -> here -> dropped (all was taken, or
-//! its stream has passed it, or is forgotten).
+//! States of a stream: watched -> planned (its reads follow each other, in small pieces: the map is looked up for a
+//! window before its last read, and what lies side by side in a shard becomes a run) -> watched (what it reads is not
+//! scattered, or lies too far apart in each segment) | forgotten (idle).
+//! States of a run: planned -> coming (a read wants some of it: all of it is fetched) -> here -> dropped (all was
+//! taken, or its stream has passed it, or is forgotten).
 //!
-//! Segments never change and no number is used twice, so a run is right for as long as the map names its blocks; what is
-//! overwritten meanwhile nobody asks for. Runs are kept as they lie in their shard: each read checks and opens what it takes, as if
-//! it had fetched that. What is wrong, or did not come, it fetches by itself.
+//! Segments never change and no number is used twice, so a run is right for as long as the map names its blocks; what
+//! is overwritten meanwhile nobody asks for. Runs are kept as they lie in their shard: each read checks and opens what
+//! it takes, as if it had fetched that. What is wrong, or did not come, it fetches by itself.
 //!
 //! Limits: `read_ahead_bytes_max` of runs that are coming or here; windows of all streams together are as long.
 
@@ -215,8 +215,8 @@ impl ReadAhead {
         }
     }
 
-    /// Plans blocks of a segment, with those that lie beside them if these are planned and not fetched: then no run begins. `end_from`
-    /// tells where the part of a shard that a block lies in ends.
+    /// Plans blocks of a segment, with those that lie beside them if these are planned and not fetched: then no run
+    /// begins. `end_from` tells where the part of a shard that a block lies in ends.
     fn add(
         &mut self,
         stream: u64,
@@ -269,8 +269,8 @@ impl Controller {
         2 * self.basis.config.read_ahead_after_blocks
     }
 
-    /// Whether it still reads in order, in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average, and gains by what is
-    /// planned.
+    /// Whether it still reads in order, in pieces of less than half of [`PIECE_BLOCKS_MAX`] on average, and gains by
+    /// what is planned.
     fn judge_stream(&mut self, at: usize) {
         let (overtaken_max, window) = (self.overtaken_max(), self.window_blocks());
         let stream = &mut self.readahead.streams[at];

@@ -1,7 +1,7 @@
 //! Guests' writes, discards and zeroings: admission, ordering of partial blocks, and the way into log or bypass.
 //!
-//! A request is cut into up to three parts: a partial block in front, whole blocks, a partial block behind. Whole blocks
-//! go to the log as they are; a partial block is read, changed and written, alone on its block.
+//! A request is cut into up to three parts: a partial block in front, whole blocks, a partial block behind. Whole
+//! blocks go to the log as they are; a partial block is read, changed and written, alone on its block.
 //!
 //! Limits: the log window. From half of the budget on each write waits a little, by a curve; at the budget it waits for
 //! space. Nothing is refused for being too much; only a grid without room for data refuses (`NoSpace`).
@@ -227,8 +227,8 @@ impl Controller {
         len < u64::from(self.basis.config.bypass_bytes_min) && !self.journals_admit(len)
     }
 
-    /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner keeps, then a cubic curve up to
-    /// [`DELAY_MAX`] at nine tenths.
+    /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner
+    /// keeps, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
     fn curve_delay(&self) -> Option<Instant> {
         let fill = self.log.bytes * 1000 / self.basis.config.writeback_bytes_max.max(1);
         let fill =
@@ -384,7 +384,8 @@ impl Controller {
         }
     }
 
-    /// Writes the block with what is to be put in. Zeroes leave a hole as it is, and make one where nothing else is left.
+    /// Writes the block with what is to be put in. Zeroes leave a hole as it is, and make one where nothing else is
+    /// left.
     pub(crate) fn on_modify_read(&mut self, id: u64, parts: &[Buf], is_hole: bool, out: Out) {
         let Some(modify) = self.writes.modifies.get_mut(&id) else { return };
         if is_hole && modify.bytes.is_none() {

@@ -286,8 +286,8 @@ impl Controller {
             || self.log.open.as_ref().is_some_and(|o| o.granted(self.basis.now))
     }
 
-    /// Whether a read that began then may be answered: under grants, or because nobody else could have answered a write before
-    /// it began. Where answers take longer than a grant lasts only the latter comes true.
+    /// Whether a read that began then may be answered: under grants, or because nobody else could have answered a write
+    /// before it began. Where answers take longer than a grant lasts only the latter comes true.
     pub(crate) fn may_answer(&self, since: Instant) -> bool {
         self.may_read() || self.log.open.as_ref().is_some_and(|o| o.granted_since(self.basis.now, since))
     }

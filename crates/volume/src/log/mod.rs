@@ -1,4 +1,5 @@
-//! The log: the window of entries in memory, their way to the legs of the open ledger, and ledgers that follow each other.
+//! The log: the window of entries in memory, their way to the legs of the open ledger, and ledgers that follow each
+//! other.
 
 pub(crate) mod append;
 pub(crate) mod apply;

@@ -1,12 +1,12 @@
 //! Rolling: a new ledger on healthy legs takes over from one whose legs are not.
 //!
 //! States: `Creating` (the new ledger is being created durably on all its legs; the old one works on as far as it can)
-//! -> `Asking` (whether the metadata store is there, where the old ledger can do without) -> `Swapping` (old one frozen, seal chosen,
-//! root swap in flight) -> done. A leg that doesn't answer its creation is left out: the roll begins again with others under a new
-//! ledger id.
+//! -> `Asking` (whether the metadata store is there, where the old ledger can do without) -> `Swapping` (old one
+//! frozen, seal chosen, root swap in flight) -> done. A leg that doesn't answer its creation is left out: the roll
+//! begins again with others under a new ledger id.
 //!
-//! Invariant: a ledger that acknowledges is frozen only after the metadata store has answered something that it was asked since the
-//! roll began: while the store is away writes go on.
+//! Invariant: a ledger that acknowledges is frozen only after the metadata store has answered something that it was
+//! asked since the roll began: while the store is away writes go on.
 //!
 //! Protocol rules 1, 3 and 4.
 

@@ -90,8 +90,8 @@ pub struct OpenLedger {
     pub rule: AckRule,
     /// Until when each leg lets us serve reads.
     pub grants: Vec<Instant>,
-    /// When the youngest request was sent that each leg has carried out for us: until then it had promised nobody a higher
-    /// epoch.
+    /// When the youngest request was sent that each leg has carried out for us: until then it had promised nobody a
+    /// higher epoch.
     pub heeded: Vec<Instant>,
     /// Grant requests on the way.
     pub asked: u8,
@@ -147,7 +147,8 @@ impl OpenLedger {
         self.rule.is_ack_set(&self.legs, self.granting(now))
     }
 
-    /// Whether a read that began at `since` may be answered: each leg of an ack set grants it, or has heeded this owner since.
+    /// Whether a read that began at `since` may be answered: each leg of an ack set grants it, or has heeded this owner
+    /// since.
     pub fn granted_since(&self, now: Instant, since: Instant) -> bool {
         let heeding = self.heeded.iter().enumerate().filter(|(_, at)| **at >= since);
         let mask = heeding.fold(self.granting(now), |mask, (i, _)| mask | 1 << i);
@@ -365,7 +366,7 @@ pub struct WriteOp {
     pub began_at: Instant,
     pub parts: u32,
     pub bytes: u64,
-    /// Why a part was not done: the guest hears of it when nothing of the write is under way any more, since what comes later
-    /// would undo what it writes after the answer.
+    /// Why a part was not done: the guest hears of it when nothing of the write is under way any more, since what comes
+    /// later would undo what it writes after the answer.
     pub failed: Option<BlockError>,
 }

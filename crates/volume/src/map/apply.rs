@@ -1,8 +1,8 @@
 //! Changing the map: the one place where a run comes into the overlay, or leaves it, and accounts are settled.
 //!
-//! Protocol rule 12: each extent of a commit names its source and is applied only where the map still names it. Where the
-//! overlay says nothing about a block, the base does, and it can only name what it named when the cleaner looked: folds
-//! and cleaner jobs exclude each other.
+//! Protocol rule 12: each extent of a commit names its source and is applied only where the map still names it. Where
+//! the overlay says nothing about a block, the base does, and it can only name what it named when the cleaner looked:
+//! folds and cleaner jobs exclude each other.
 
 use super::leaf::{Crcs, Mapped, Place};
 use super::rangemap::Sliceable;

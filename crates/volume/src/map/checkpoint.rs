@@ -28,8 +28,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have written so many
-/// segments' bytes, or for so long.
+/// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have
+/// written so many segments' bytes, or for so long.
 const ROW_SEGMENTS_MAX: u64 = 4;
 const ROW_MAX: Duration = Duration::from_secs(5);
 
@@ -151,8 +151,8 @@ pub(crate) struct Checkpointer {
     /// Homes of segments whose free record is in the log.
     pub(crate) freeing: Condemned,
     chain_len: usize,
-    /// The most leaves, segments and runs of the overlay that there were at any run of the chain; of one that was loaded, at its
-    /// last.
+    /// The most leaves, segments and runs of the overlay that there were at any run of the chain; of one that was
+    /// loaded, at its last.
     chain_names: usize,
 }
 
@@ -190,7 +190,8 @@ impl Checkpointer {
         self.durable = durable;
     }
 
-    /// Guests that have waited for the volume come first: what a checkpoint is due for by age alone waits as long as after one.
+    /// Guests that have waited for the volume come first: what a checkpoint is due for by age alone waits as long as
+    /// after one.
     pub(crate) fn rest(&mut self, now: Instant) {
         (self.started_at, self.folded_last) = (now, now);
     }
@@ -219,8 +220,8 @@ impl Controller {
             && self.topology().meta_layout_now().is_some()
     }
 
-    /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last one. Not
-    /// where room is nearly gone.
+    /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last
+    /// one. Not where room is nearly gone.
     pub(crate) fn fold_goes_first(&self) -> bool {
         let (bytes, runs) = self.checkpointer.last_fold;
         self.overlay_wants_fold()
@@ -229,8 +230,9 @@ impl Controller {
             && !self.room.is_nearly_gone()
     }
 
-    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it takes more memory
-    /// than it may. A row of them returns no room and shortens no log: it ends before either is missed.
+    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it
+    /// takes more memory than it may. A row of them returns no room and shortens no log: it ends before either is
+    /// missed.
     fn folds_on(&self, bytes: u64, runs: u64) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let has_time = self.basis.now.since(self.checkpointer.started_at) < ROW_MAX
@@ -274,13 +276,15 @@ impl Controller {
         self.map.unfolded && rested && self.care.cleaner.is_idle() && self.state == State::Open
     }
 
-    /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away, or before the layout was changed, is written anew.
+    /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away,
+    /// or before the layout was changed, is written anew.
     pub(crate) fn look_for_old_metadata(&mut self) {
         if self.basis.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
             return;
         }
         self.checkpointer.looked_at = self.basis.now;
-        // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has left.
+        // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has
+        // left.
         let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
         let holds = self.root().ledgers.iter().any(is_held);
         self.wants.checkpoint |= holds && self.log.all_destaged();
@@ -403,8 +407,8 @@ impl Controller {
             let encoded = new.encode();
             if bytes.len() + encoded.len() > bytes_max {
                 self.map.unfolded = true;
-                // The round goes on here: so leaves are written anew in the order in which they were written, and segments
-                // with leaves of one age die together.
+                // The round goes on here: so leaves are written anew in the order in which they were written, and
+                // segments with leaves of one age die together.
                 if !goes_first(&no) {
                     self.checkpointer.fold_cursor = no.first_key();
                 }
@@ -434,7 +438,8 @@ impl Controller {
         self.install_fold(Some(segment), out);
     }
 
-    /// The instant at which the base changes: directory, accounts and overlay move together, then the state is captured.
+    /// The instant at which the base changes: directory, accounts and overlay move together, then the state is
+    /// captured.
     fn install_fold(&mut self, segment: Option<SegmentNo>, out: Out) {
         let Stage::Folding(fold) = std::mem::take(&mut self.checkpointer.stage) else {
             panic!("leaves became durable outside a fold")

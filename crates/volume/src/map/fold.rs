@@ -1,5 +1,5 @@
-//! Folding: leaves are written anew with what the overlay says over them. Which, and what becomes of directory, overlay and
-//! accounts at the instant when the new ones are installed. (When: see [`super::checkpoint`].)
+//! Folding: leaves are written anew with what the overlay says over them. Which, and what becomes of directory, overlay
+//! and accounts at the instant when the new ones are installed. (When: see [`super::checkpoint`].)
 
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use super::rangemap::Piece;
@@ -13,11 +13,12 @@ use std::sync::Arc;
 /// Leaves of one fold: some milliseconds of merging. And no more than fit a segment.
 const FOLD_LEAVES_MAX: usize = 2048;
 
-/// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the other.
+/// Leaves that such a fold passes by are written anew with the others if they are no more than this, one after the
+/// other.
 const BETWEEN_MAX: u64 = 16;
 
-/// What may be written for each run that such a fold takes in, in leaves, while the overlay takes as much as it may: four times as
-/// much at twice that. A leaf of a few runs costs less; one that is full takes 14 KiB.
+/// What may be written for each run that such a fold takes in, in leaves, while the overlay takes as much as it may:
+/// four times as much at twice that. A leaf of a few runs costs less; one that is full takes 14 KiB.
 const FOLD_BYTES_A_RUN: u64 = 512;
 
 /// Runs of the overlay that a leaf waits for until it is written anew; and where they find room beside all leaves.
@@ -85,7 +86,8 @@ impl Map {
         self.overlay_runs(in_log) > self.overlay_runs_max()
     }
 
-    /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at least.
+    /// What leaves may take in memory: what the directory leaves of it, less what the overlay takes, of that half at
+    /// least.
     pub(super) fn limit_leaves(&mut self) {
         let all = self.bytes_max as usize;
         let ours = all.saturating_sub(self.directory.len() * POINTER_BYTES).max(all / 8);
@@ -93,8 +95,8 @@ impl Map {
         self.leaves.limit(left.saturating_sub(self.flats.bytes()));
     }
 
-    /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes, the more may
-    /// be written for each run.
+    /// After one that has written `bytes` of leaves and taken `runs` out of the overlay: the more memory that takes,
+    /// the more may be written for each run.
     pub(super) fn is_fold_worth(&self, bytes: u64, runs: u64, in_log: usize) -> bool {
         let (most, now) = (self.overlay_runs_max() as u128, self.overlay_runs(in_log) as u128);
         let allowed = u128::from(FOLD_BYTES_A_RUN) * u128::from(runs) * now * now;
@@ -106,8 +108,8 @@ impl Map {
     /// The next leaves, in key order from the cursor on and round again, with anything of the overlay to take in.
     pub(super) fn choose_leaves(&self, cursor: u64, in_log: usize, bytes_max: u64) -> Choice {
         let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
-        // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would keep what
-        // the others leave behind from being freed.
+        // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would
+        // keep what the others leave behind from being freed.
         let gap_max = if self.overlay_is_large(in_log) { BETWEEN_MAX } else { 0 };
         let mut last = None::<LeafNo>;
         let mut next = None;

@@ -1,9 +1,9 @@
-//! Heat: which data will soon be overwritten, told by how long that lived which it overwrites. What dies together is put
-//! together, so that segments are mostly dead or mostly live, and cleaning moves little. (Wang et al., Separating Data via
-//! Block Invalidation Time Inference for Write Amplification Reduction in Log-Structured Storage, FAST 2022.)
+//! Heat: which data will soon be overwritten, told by how long that lived which it overwrites. What dies together is
+//! put together, so that segments are mostly dead or mostly live, and cleaning moves little. (Wang et al., Separating
+//! Data via Block Invalidation Time Inference for Write Amplification Reduction in Log-Structured Storage, FAST 2022.)
 //!
-//! Time is counted in blocks that guests wrote since the volume was opened; of what was there before all is as old. Of a
-//! segment it is known when its data was written, on average: what the cleaner moves stays as old as it was.
+//! Time is counted in blocks that guests wrote since the volume was opened; of what was there before all is as old. Of
+//! a segment it is known when its data was written, on average: what the cleaner moves stays as old as it was.
 
 use super::Map;
 use super::leaf::{LEAF_BLOCKS, LeafNo, Mapped, Place};

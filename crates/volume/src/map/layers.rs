@@ -7,15 +7,16 @@
 //!                  └─────── layer 3      a clone of "tuesday": another head
 //!                            live
 //! ```
-//! A block's key carries the layer that it was written to, in the place of the object number. So every place is named once,
-//! whoever sees it. What is done to layers is in `snapshots`, how blocks are looked for through them in `resolve`.
+//! A block's key carries the layer that it was written to, in the place of the object number. So every place is named
+//! once, whoever sees it. What is done to layers is in `snapshots`, how blocks are looked for through them in
+//! `resolve`.
 //!
-//! A layer that nobody needs as it is goes: with one layer that stands on it, what that one does not say itself is merged
-//! into it, leaf by leaf; with none, all that it says is dropped. Both are done by folds (see `checkpoint`). What the
-//! cleaner finds under a key of a layer that is gone is named by the layer that it was merged into.
+//! A layer that nobody needs as it is goes: with one layer that stands on it, what that one does not say itself is
+//! merged into it, leaf by leaf; with none, all that it says is dropped. Both are done by folds (see `checkpoint`).
+//! What the cleaner finds under a key of a layer that is gone is named by the layer that it was merged into.
 //!
-//! Invariants: (1) the parents of a layer have smaller numbers; (2) only live layers are written to, but for what was on its
-//! way when they were frozen; (3) every place of the map is named by exactly one layer.
+//! Invariants: (1) the parents of a layer have smaller numbers; (2) only live layers are written to, but for what was
+//! on its way when they were frozen; (3) every place of the map is named by exactly one layer.
 
 use super::leaf::{LEAF_BLOCKS, LeafNo};
 use holdfast_base::{HeadId, Key, Lba, OBJECT_BLOCKS_MAX, ObjectId, VolumeId};
@@ -314,8 +315,8 @@ impl LayerTable {
         }
     }
 
-    /// The table of a volume that begins as a snapshot: its own live layer over the snapshot's, and no other head. Snapshots
-    /// that this one stands on stay, but for older ones of a name that a younger one has.
+    /// The table of a volume that begins as a snapshot: its own live layer over the snapshot's, and no other head.
+    /// Snapshots that this one stands on stay, but for older ones of a name that a younger one has.
     pub(crate) fn forked(&self, of: ObjectId) -> Option<LayerTable> {
         let live = self.layer_after(self.newest_layer)?;
         let mut table = self.clone();

@@ -1,5 +1,5 @@
-//! Leaves: what the base of the map is made of, as they are encoded and kept in memory; and the places that they and the overlay
-//! name.
+//! Leaves: what the base of the map is made of, as they are encoded and kept in memory; and the places that they and
+//! the overlay name.
 
 use super::rangemap::{Piece, RangeMap, Sliceable};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
@@ -151,8 +151,8 @@ pub fn encoded_run_bytes(blocks: u64) -> u64 {
 }
 
 impl Leaf {
-    /// `u16` run count, then per run `u16` start, `u16` length, `u64` epoch, `u64` counter, `u32` block; then checksums.
-    /// All little-endian.
+    /// `u16` run count, then per run `u16` start, `u16` length, `u64` epoch, `u64` counter, `u32` block; then
+    /// checksums. All little-endian.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(2 + self.runs.len() * LEAF_RUN_BYTES + self.crcs.len() * 4);
         bytes.extend_from_slice(&(self.runs.len() as u16).to_le_bytes());
@@ -241,8 +241,8 @@ impl Leaf {
         blocks
     }
 
-    /// This leaf with `changes` over it, which are in order (in-leaf block numbers; `None` leaves holes, and so do zero places
-    /// unless `keeps_zeroes`: then they are said, since there is a layer below).
+    /// This leaf with `changes` over it, which are in order (in-leaf block numbers; `None` leaves holes, and so do zero
+    /// places unless `keeps_zeroes`: then they are said, since there is a layer below).
     pub fn merged(&self, changes: &[Piece<Place>], keeps_zeroes: bool) -> Leaf {
         let mut leaf = LeafBuilder::default();
         let (mut at, mut runs) = (0, self.runs.as_slice());
@@ -264,7 +264,8 @@ impl Leaf {
         Leaf { runs: leaf.runs, crcs: leaf.crcs.into() }
     }
 
-    /// What `runs`, the rest of this leaf's, say of the blocks from `from` up to `to`; those that end there are taken off.
+    /// What `runs`, the rest of this leaf's, say of the blocks from `from` up to `to`; those that end there are taken
+    /// off.
     fn copy(&self, runs: &mut &[LeafRun], from: u64, to: u64, into: &mut LeafBuilder) {
         while let Some((run, rest)) = runs.split_first() {
             let (start, end) = (u64::from(run.start).max(from), run.end().min(to));
@@ -334,7 +335,8 @@ pub struct LeafCache {
     bytes_max: usize,
 }
 
-/// What a leaf in a cache takes beside its runs and checksums: counts of those who share it, its places in map and queue.
+/// What a leaf in a cache takes beside its runs and checksums: counts of those who share it, its places in map and
+/// queue.
 const CACHED_BYTES: usize = 100;
 
 /// Places in the queue of leaves that are gone, beyond as many as there are others.
@@ -375,8 +377,8 @@ impl LeafCache {
         self.leaves.get(&no).map(|cached| Arc::clone(&cached.leaf))
     }
 
-    /// What is here is replaced; what is not comes in where there is room. For whoever walks through all leaves, and would push
-    /// out those that are used.
+    /// What is here is replaced; what is not comes in where there is room. For whoever walks through all leaves, and
+    /// would push out those that are used.
     pub fn insert_beside(&mut self, no: LeafNo, leaf: Arc<Leaf>) {
         if self.leaves.contains_key(&no) || self.bytes + leaf.memory_bytes() <= self.bytes_max {
             self.insert(no, leaf);

@@ -167,7 +167,8 @@ impl Map {
         self.overlay.insert(key, blocks, Mapped { place, stamp }, |_, _, _| {});
     }
 
-    /// What older runs said under a leaf folded later. What was still in the log then is said anew by the run that names the leaf.
+    /// What older runs said under a leaf folded later. What was still in the log then is said anew by the run that
+    /// names the leaf.
     fn forget_under(&mut self, no: LeafNo, captured: Lsn) {
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
             if piece.value.is_some_and(|m| m.stamp <= captured) {

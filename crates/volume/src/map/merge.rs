@@ -30,8 +30,8 @@ impl Going {
 }
 
 impl Map {
-    /// The next leaves of layers that go, and round again: where one can't be read, the others get on. Bulk writes are on their way
-    /// to the `written` ones.
+    /// The next leaves of layers that go, and round again: where one can't be read, the others get on. Bulk writes are
+    /// on their way to the `written` ones.
     pub(super) fn choose_leaves_that_go(&mut self, written: &[ObjectId]) -> Going {
         let mut going = Going::default();
         if !self.layers.any_goes() {
@@ -134,7 +134,8 @@ impl Map {
         runs.all(is_free)
     }
 
-    /// Where the other layer says nothing it says zeroes from now on, if there is a layer below that says something else.
+    /// Where the other layer says nothing it says zeroes from now on, if there is a layer below that says something
+    /// else.
     fn move_zeroes(&mut self, gone: ObjectId, into: ObjectId) {
         if self.layers.parent(gone).is_none() {
             return;

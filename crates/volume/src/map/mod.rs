@@ -2,17 +2,17 @@
 //!
 //! Two parts. The **overlay** is a run map in memory with every change since the leaf under it was last written: log
 //! data not destaged, and committed segments not folded. The **base** is a directory of immutable leaves, each covering
-//! [`LEAF_BLOCKS`] blocks, packed into metadata segments and cached in memory within a budget. Folding merges a batch of
-//! leaves with the overlay and writes them anew; the old ones are never changed (copy on write). A block's key carries the
-//! **layer** that it was written to.
+//! [`LEAF_BLOCKS`] blocks, packed into metadata segments and cached in memory within a budget. Folding merges a batch
+//! of leaves with the overlay and writes them anew; the old ones are never changed (copy on write). A block's key
+//! carries the **layer** that it was written to.
 //!
-//! Role: [`Map`] says where blocks are, and changes; it settles the [`Accounts`] of what it names. When it is folded and
-//! written down decides [`checkpoint`]; who wants leaves that are not in memory waits in [`leafload`].
+//! Role: [`Map`] says where blocks are, and changes; it settles the [`Accounts`] of what it names. When it is folded
+//! and written down decides [`checkpoint`]; who wants leaves that are not in memory waits in [`leafload`].
 //!
 //! Invariants: (1) a block's place is the overlay's if it has one, else the leaf's, else a hole; (2) every run carries
 //! the LSN of its last change, so that a fold knows which runs its leaves already contain; (3) layers with runs in the
-//! overlay are in the set of these; (4) what leaves are kept for together stays in the budget. [`Map::verify`] checks the
-//! last two.
+//! overlay are in the set of these; (4) what leaves are kept for together stays in the budget. [`Map::verify`] checks
+//! the last two.
 
 mod apply;
 pub(crate) mod checkpoint;

@@ -1,11 +1,12 @@
 //! What leaves of the map name although the overlay says something newer: dead, but not folded yet.
 //!
-//! Of leaves that are in memory it is counted as it happens, of others when they are loaded or folded. So a segment is free
-//! as soon as a durable checkpoint holds the overlay that hides what leaves still name of it, and no fold is waited for.
+//! Of leaves that are in memory it is counted as it happens, of others when they are loaded or folded. So a segment is
+//! free as soon as a durable checkpoint holds the overlay that hides what leaves still name of it, and no fold is
+//! waited for.
 //!
-//! Invariants: (1) what is counted as hidden is hidden; there may be more. (2) A leaf may name segments that are gone; then
-//! the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where assertions are for
-//! tests: a leaf that is loaded may have a thousand segments).
+//! Invariants: (1) what is counted as hidden is hidden; there may be more. (2) A leaf may name segments that are gone;
+//! then the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where
+//! assertions are for tests: a leaf that is loaded may have a thousand segments).
 
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, Place};
 use super::{Accounts, Map};
@@ -20,8 +21,8 @@ pub(super) struct Shadow {
     counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
     /// Leaves of which all was counted that was hidden when they were last looked at.
     looked_at: BTreeSet<LeafNo>,
-    /// Leaves of which more may be hidden than is counted; of those that were looked at what was hidden since: first block in the
-    /// leaf, and blocks.
+    /// Leaves of which more may be hidden than is counted; of those that were looked at what was hidden since: first
+    /// block in the leaf, and blocks.
     uncounted: BTreeMap<LeafNo, Vec<(u16, u16)>>,
     /// So are more than are worth listing.
     is_vague: bool,

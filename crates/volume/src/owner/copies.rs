@@ -1,9 +1,11 @@
-//! Copies of the root record on the legs of the log: what tells where a volume's data begin when the metadata store is lost.
+//! Copies of the root record on the legs of the log: what tells where a volume's data begin when the metadata store is
+//! lost.
 //!
-//! A root that changes more than where a checkpoint is goes to the legs at the same time as its swap. What it names counts
-//! only when both are done: the swap has won, and a copy is durable on an ack set of the open ledger's legs, and on a fence
-//! set of those of the ledger that it seals (protocol rule 27). Where that many legs can't be had the volume goes on
-//! without after [`WAIT_MAX`], and says so ([`Controller::is_recoverable`]); they get their copy when they are back.
+//! A root that changes more than where a checkpoint is goes to the legs at the same time as its swap. What it names
+//! counts only when both are done: the swap has won, and a copy is durable on an ack set of the open ledger's legs, and
+//! on a fence set of those of the ledger that it seals (protocol rule 27). Where that many legs can't be had the volume
+//! goes on without after [`WAIT_MAX`], and says so ([`Controller::is_recoverable`]); they get their copy when they are
+//! back.
 //!
 //! Limits: one root at a time, as there is one swap at a time.
 
@@ -57,8 +59,8 @@ impl RootCopies {
     }
 }
 
-/// Whether the root is copied: not where it only names a newer checkpoint, which the log names as well, and not before the
-/// opening that it is about serves.
+/// Whether the root is copied: not where it only names a newer checkpoint, which the log names as well, and not before
+/// the opening that it is about serves.
 fn is_copied(change: Change, old: Option<&Root>, new: &Root) -> bool {
     let drops = |old: &Root| old.ledgers.iter().any(|l| !new.ledgers.iter().any(|kept| kept.id == l.id));
     match change {

@@ -1,10 +1,11 @@
-//! The old owner's part of a hand-over: its log is emptied while it serves, then it stops at once, without a grant left.
+//! The old owner's part of a hand-over: its log is emptied while it serves, then it stops at once, without a grant
+//! left.
 //!
-//! States: none -> emptying ([`Event::Prepare`]) -> prepared ([`Notice::Prepared`]) -> giving up grants ([`Event::Yield`]) ->
-//! closed. From emptying and prepared it falls back after [`EMPTYING_MAX`]: nobody came.
+//! States: none -> emptying ([`Event::Prepare`]) -> prepared ([`Notice::Prepared`]) -> giving up grants
+//! ([`Event::Yield`]) -> closed. From emptying and prepared it falls back after [`EMPTYING_MAX`]: nobody came.
 //!
-//! The new owner opens as it does after a crash, and finds a short log and no grant to wait out (protocol rule 8). An opening
-//! that has yielded never serves again: where nobody takes over, its host opens the volume anew.
+//! The new owner opens as it does after a crash, and finds a short log and no grant to wait out (protocol rule 8). An
+//! opening that has yielded never serves again: where nobody takes over, its host opens the volume anew.
 //!
 //! [`Event::Prepare`]: crate::Event::Prepare
 //! [`Event::Yield`]: crate::Event::Yield
@@ -22,16 +23,16 @@ const EMPTYING_MAX: Duration = Duration::from_secs(15);
 /// Log bytes that a new owner may find. Beyond them what has come since is emptied, too.
 const LEFT_MAX: u64 = 4 << 20;
 
-/// How long an owner that has stopped waits for nodes to know it. Of one that does not answer the new owner learns how long its
-/// grant lasts.
+/// How long an owner that has stopped waits for nodes to know it. Of one that does not answer the new owner learns how
+/// long its grant lasts.
 const RELEASE_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Handover {
     #[default]
     None,
-    /// Until all up to there is in segments, and the root names a checkpoint that knows it: from that the new owner reads the map
-    /// beforehand.
+    /// Until all up to there is in segments, and the root names a checkpoint that knows it: from that the new owner
+    /// reads the map beforehand.
     Emptying {
         upto: Lsn,
         until: Instant,
@@ -47,8 +48,8 @@ pub(crate) enum Handover {
 }
 
 impl Controller {
-    /// Whether a segment that is short is written rather than waited for, beside no other: guests' requests wait behind what
-    /// is written at once.
+    /// Whether a segment that is short is written rather than waited for, beside no other: guests' requests wait behind
+    /// what is written at once.
     pub(crate) fn empties_log(&mut self) -> bool {
         let Handover::Emptying { upto, .. } = self.handover else { return false };
         self.state == State::Open && self.log.next_to_destage() <= upto
@@ -60,14 +61,15 @@ impl Controller {
         self.state == State::Open && self.log.first() <= upto && self.log.first_undestaged() > upto
     }
 
-    /// Whether the newest checkpoint waits for nothing but to be named by the root, as far as it is of use to the new owner.
+    /// Whether the newest checkpoint waits for nothing but to be named by the root, as far as it is of use to the new
+    /// owner.
     pub(crate) fn notes_checkpoint(&self) -> bool {
         let Handover::Emptying { upto, .. } = self.handover else { return false };
         self.root().checkpoint.lsn < self.checkpointer.durable.lsn.min(upto)
     }
 
-    /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's own, stay in a
-    /// log that is not written any more.
+    /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's
+    /// own, stay in a log that is not written any more.
     fn is_emptied(&self, upto: Lsn) -> bool {
         let is_clean = !self.wants.checkpoint && self.checkpointer.is_idle();
         self.log.first_undestaged() > upto && (self.log.first() > upto || is_clean)

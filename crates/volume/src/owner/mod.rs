@@ -1,4 +1,5 @@
-//! Ownership: the root record and its copies, opening and recovery, what is read before a hand-over, and the old owner's part.
+//! Ownership: the root record and its copies, opening and recovery, what is read before a hand-over, and the old
+//! owner's part.
 
 pub(crate) mod copies;
 pub(crate) mod handover;

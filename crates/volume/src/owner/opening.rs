@@ -226,8 +226,8 @@ impl Controller {
         self.load_root(out);
     }
 
-    /// Nobody promises an epoch that no root had. Where the root still is ours it was set back. Were its epoch raised again
-    /// and again, an opening would come to fence and delete what was acknowledged since: the claim is undone.
+    /// Nobody promises an epoch that no root had. Where the root still is ours it was set back. Were its epoch raised
+    /// again and again, an opening would come to fence and delete what was acknowledged since: the claim is undone.
     pub(crate) fn on_outbid(&mut self, root: &Root, out: Out) {
         if root.instance != self.basis.config.instance {
             return self.depose(out);
@@ -316,8 +316,8 @@ impl Controller {
         self.progress_opening(out);
     }
 
-    /// Nothing is claimed by a root that is not the newest. It is read again: another host may have claimed the volume since it
-    /// was. If not, the store was set back, and is looked at now and then.
+    /// Nothing is claimed by a root that is not the newest. It is read again: another host may have claimed the volume
+    /// since it was. If not, the store was set back, and is looked at now and then.
     fn doubt_root(&mut self, out: Out) {
         self.step(Step::Loading);
         let found = self.root().clone();
@@ -441,8 +441,9 @@ impl Controller {
                 opening.grants_until = opening.grants_until.max(now + Duration::from_millis(*grant_left_ms));
                 opening.fenced.insert(leg, ledgers.clone());
                 opening.fence_asked.remove(&leg);
-                // An opening that left ledgers and died can't name them any more since ours has claimed a higher epoch, and
-                // this leg takes nothing from it any more. They go now: there may be no room for our own beside them.
+                // An opening that left ledgers and died can't name them any more since ours has claimed a higher epoch,
+                // and this leg takes nothing from it any more. They go now: there may be no room for our own beside
+                // them.
                 let ours = opening.new_ledger();
                 self.delete_unnamed_ledgers(leg, ledgers, ours, out);
             }
@@ -588,8 +589,8 @@ impl Controller {
     fn find_end(&self) -> Result<Lsn, &'static str> {
         let opening = self.opening.as_ref().expect("opening");
         let ledgers = &self.root().ledgers;
-        // Of a ledger that the root does not name, nothing was ever acknowledged (rule 3): an opening that did not get as
-        // far as its swap has appended there what it had found.
+        // Of a ledger that the root does not name, nothing was ever acknowledged (rule 3): an opening that did not get
+        // as far as its swap has appended there what it had found.
         let is_named = |id| ledgers.iter().any(|l| l.id == id);
         let named = opening.fenced.values().flatten().filter(|s| is_named(s.ledger));
         let acked = named.map(|s| s.acked).max().unwrap_or(Lsn::ZERO);
@@ -779,9 +780,9 @@ impl Controller {
         }
     }
 
-    /// What earlier openings left goes from the new ledger's legs, too, before anything is copied there. Those that were fenced
-    /// have told what they hold, and of a new volume there is no log that could have been copied. Once something was refused all
-    /// are asked: this opening may have left something as well.
+    /// What earlier openings left goes from the new ledger's legs, too, before anything is copied there. Those that
+    /// were fenced have told what they hold, and of a new volume there is no log that could have been copied. Once
+    /// something was refused all are asked: this opening may have left something as well.
     fn clear_legs(&mut self, new: &LedgerRef, out: Out) {
         let opening = self.opening.as_ref().expect("opening");
         let (was_refused, is_new) = (opening.reappend_at > Instant::ZERO, self.root().ledgers.is_empty());
@@ -829,8 +830,8 @@ impl Controller {
         }
     }
 
-    /// Entries that fewer answering legs hold than their rule asks are appended anew, and those that were appended to a ledger
-    /// that was given up since.
+    /// Entries that fewer answering legs hold than their rule asks are appended anew, and those that were appended to a
+    /// ledger that was given up since.
     fn choose_reappends(&mut self) {
         let new = self.log.open.as_ref().expect("just created").id;
         let lacking: VecDeque<Lsn> =
@@ -893,7 +894,8 @@ impl Controller {
         }
     }
 
-    /// A leg has no room for a copy, or no time: it is asked again, not at once. Where others have room, another ledger is begun.
+    /// A leg has no room for a copy, or no time: it is asked again, not at once. Where others have room, another ledger
+    /// is begun.
     pub(crate) fn on_reappend_refused(&mut self, (ledger, leg): (LedgerId, u8), refusal: Refusal, out: Out) {
         // Once the root is to name the ledger it is not given up.
         let Some(opening) = self.opening.as_mut().filter(|o| o.step == Step::Reappending) else { return };
@@ -979,8 +981,8 @@ impl Controller {
         }
     }
 
-    /// Closed once everything is destaged and a checkpoint covers it: a clean volume's log is empty. Where that can't be,
-    /// on a full grid or with too few nodes, the log keeps the rest for the next owner, as after a crash.
+    /// Closed once everything is destaged and a checkpoint covers it: a clean volume's log is empty. Where that can't
+    /// be, on a full grid or with too few nodes, the log keeps the rest for the next owner, as after a crash.
     pub(crate) fn progress_closing(&mut self, out: Out) {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
@@ -992,8 +994,8 @@ impl Controller {
     }
 }
 
-/// Whether a leg knows of something that came after the root. An epoch is promised, and a root of it copied, only after the root
-/// has it; and in an epoch a ledger takes entries only after the root names it.
+/// Whether a leg knows of something that came after the root. An epoch is promised, and a root of it copied, only after
+/// the root has it; and in an epoch a ledger takes entries only after the root names it.
 fn is_newer(held: &HeldVolume, root: &Root) -> bool {
     let known = held.root.map_or(held.promised, |copy| copy.epoch.max(held.promised));
     let later = |open: &LedgerRef| {
@@ -1004,8 +1006,9 @@ fn is_newer(held: &HeldVolume, root: &Root) -> bool {
     known > root.epoch || root.open_ledger().is_some_and(later)
 }
 
-/// The ledger to account an entry to: one whose rule its holders meet, and the rule of now (an older ledger may be of a time when
-/// nodes were away: what is accounted to that is copied again at each opening), else one whose rule they meet, else the newest.
+/// The ledger to account an entry to: one whose rule its holders meet, and the rule of now (an older ledger may be of a
+/// time when nodes were away: what is accounted to that is copied again at each opening), else one whose rule they
+/// meet, else the newest.
 fn best_holder(ledgers: &[LedgerRef], holders: &BTreeMap<LedgerId, u8>, now: AckRule) -> (LedgerId, u8) {
     let mask_of = |ledger: &LedgerRef| holders.get(&ledger.id).copied().unwrap_or(0);
     let meets = |ledger: &&LedgerRef, rule: AckRule| rule.is_ack_set(&ledger.legs, mask_of(ledger));

@@ -1,15 +1,16 @@
 //! Before a hand-over: the new owner reads the map while the old one still serves.
 //!
-//! States of an opening that begins so: loading the root -> warming (the checkpoint that the root names is read) -> filling (and goes
-//! into the map) -> warm, or unreadable ([`Notice::Warmed`]) -> as ever ([`crate::owner::opening`]), from [`Event::Open`] on, which may come
-//! at any time.
+//! States of an opening that begins so: loading the root -> warming (the checkpoint that the root names is read) ->
+//! filling (and goes into the map) -> warm, or unreadable ([`Notice::Warmed`]) -> as ever ([`crate::owner::opening`]),
+//! from [`Event::Open`] on, which may come at any time.
 //!
-//! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint that it has to
-//! begin with by itself. Where that goes on from the runs that were read, only the others are. Runs never change, and each
-//! is known by its place and checksum; the data of what lay in the log are put in when the log is there.
+//! Nothing is claimed, fenced or written here, and nothing is taken on trust later: the opening finds the checkpoint
+//! that it has to begin with by itself. Where that goes on from the runs that were read, only the others are. Runs
+//! never change, and each is known by its place and checksum; the data of what lay in the log are put in when the log
+//! is there.
 //!
-//! Faults: the old owner may delete what is being read, and a node may be away: the checkpoint can't be read, or not for long. An
-//! opening then may be able to, since it knows a newer one from the log. Who waits decides.
+//! Faults: the old owner may delete what is being read, and a node may be away: the checkpoint can't be read, or not
+//! for long. An opening then may be able to, since it knows a newer one from the log. Who waits decides.
 //!
 //! [`Event::Open`]: crate::Event::Open
 

@@ -1,9 +1,9 @@
 //! The root record: read, and changed by one compare-and-swap at a time.
 //!
-//! Protocol rule 4: every swap carries this opening's nonce (the record's `instance`). After an unknown outcome the same
-//! swap is repeated on the same version until it wins, or until the record shows what we proposed (won), or another
-//! opening's higher epoch (deposed). Reading the old version proves nothing. A record that is gone, or of an epoch that
-//! was followed, deposes nobody: the store is not the one that it was.
+//! Protocol rule 4: every swap carries this opening's nonce (the record's `instance`). After an unknown outcome the
+//! same swap is repeated on the same version until it wins, or until the record shows what we proposed (won), or
+//! another opening's higher epoch (deposed). Reading the old version proves nothing. A record that is gone, or of an
+//! epoch that was followed, deposes nobody: the store is not the one that it was.
 
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
@@ -53,8 +53,8 @@ pub(crate) struct RootWriter {
     tidied_at: Instant,
     /// When that request was sent.
     sent_at: Instant,
-    /// Whether the store is there: when it was asked last, in which request if that is not answered, and when the youngest request
-    /// was sent that it has answered.
+    /// Whether the store is there: when it was asked last, in which request if that is not answered, and when the
+    /// youngest request was sent that it has answered.
     asked_at: Instant,
     asked: Option<u64>,
     asks: u64,
@@ -75,8 +75,8 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 /// In tokens of such requests, which nothing else waits for.
 const ASK: u64 = 1 << 63;
 
-/// What it was asked counts as lost after this long, and what is asked then after twice as long, up to 32 s: whoever asks on while the
-/// store hangs lets questions pile up, and what matters waits behind them when it is back.
+/// What it was asked counts as lost after this long, and what is asked then after twice as long, up to 32 s: whoever
+/// asks on while the store hangs lets questions pile up, and what matters waits behind them when it is back.
 const ASK_LOST: Duration = Duration::from_secs(1);
 const ASK_LOST_DOUBLINGS_MAX: u32 = 5;
 

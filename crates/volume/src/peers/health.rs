@@ -1,7 +1,7 @@
 //! Judging nodes by our own I/O: hedges when a bound passes, suspicion when it lasts, trust when all is answered.
 //!
-//! Protocol rule 10: only outliers are hedged and suspected. A node is slow only against its peers: if no other node has
-//! answered since the request was sent, it is this host that stands still.
+//! Protocol rule 10: only outliers are hedged and suspected. A node is slow only against its peers: if no other node
+//! has answered since the request was sent, it is this host that stands still.
 
 use super::Peers;
 use super::call::{Call, Class, Purpose};
@@ -15,7 +15,8 @@ use std::time::Duration;
 /// A suspect node that stays silent for this long gets new connections.
 const RECONNECT_AFTER: Duration = Duration::from_millis(1500);
 
-/// A node without which there are fewer copies is done without when it has said nothing for this long: not because it is slow.
+/// A node without which there are fewer copies is done without when it has said nothing for this long: not because it
+/// is slow.
 const MISSED_AFTER: Duration = Duration::from_millis(400);
 
 /// One without which all copies lie on one node, as with two nodes, is given a little more.
@@ -81,8 +82,8 @@ impl Peers {
         }
     }
 
-    /// Looks at everything outstanding: what is over its bound, and who is far over it. What is long by nature has had its time
-    /// doubled so often.
+    /// Looks at everything outstanding: what is over its bound, and who is far over it. What is long by nature has had
+    /// its time doubled so often.
     pub(crate) fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> Judgement {
         let mut found = Judgement { lags: self.lags(basis.now), ..Judgement::default() };
         for (token, call) in self.calls.iter() {
@@ -133,7 +134,8 @@ impl Peers {
         basis.now.since(call.sent_at) > least.max(peers_lag(lags, call.node) * LAG_TIMES)
     }
 
-    /// Whether a node that would be missed is done without: it does not even answer a ping, and has been silent for long.
+    /// Whether a node that would be missed is done without: it does not even answer a ping, and has been silent for
+    /// long.
     pub(crate) fn is_hung(&self, now: Instant, node: NodeId, worth: Worth, silent_since: Instant, lags: &Lags) -> bool {
         let probes = self.owed_by(node).filter(|(_, call)| matches!(call.purpose, Purpose::Probe));
         let probed_at = probes.map(|(_, call)| call.sent_at).min();
@@ -160,8 +162,8 @@ impl Peers {
         Some((call.clone(), was_late))
     }
 
-    /// Does without the node from now on. False where it is out already, or is worth more than it was judged as: another one
-    /// may have become suspect just before.
+    /// Does without the node from now on. False where it is out already, or is worth more than it was judged as:
+    /// another one may have become suspect just before.
     pub(crate) fn suspect(&mut self, basis: &Basis, node: NodeId, judged_as: Worth, out: Out) -> bool {
         let is_so = self.worth(basis.layout(), node) == judged_as;
         let Some(state) = self.get_mut(node) else { return false };

@@ -1,15 +1,16 @@
 //! Peers: the nodes as this controller sees them through its own I/O alone, and all that it has asked of them.
 //!
-//! Role: sends requests and remembers them, so that a lost connection, a late answer or a deadline finds its operation; knows
-//! which nodes and devices can be used; judges them ([`health`], [`outliers`]). Whoever is waited for in vain is told by the
-//! controller, which asks for a [`Judgement`] on every tick.
+//! Role: sends requests and remembers them, so that a lost connection, a late answer or a deadline finds its operation;
+//! knows which nodes and devices can be used; judges them ([`health`], [`outliers`]). Whoever is waited for in vain is
+//! told by the controller, which asks for a [`Judgement`] on every tick.
 //!
 //! A node is **usable** while it is connected and not suspect. It becomes suspect when a request has been outstanding
-//! for longer than its bound while other nodes answered later requests (protocol rule 10: outliers only), and is trusted
-//! again when everything it owed has been answered. Nothing here waits for a membership service.
+//! for longer than its bound while other nodes answered later requests (protocol rule 10: outliers only), and is
+//! trusted again when everything it owed has been answered. Nothing here waits for a membership service.
 //!
-//! Invariants (checked by [`Peers::verify`]): (1) a node that is suspect or down is out since some time, others are not; (2) a
-//! call was sent to a node that is known, and not later than now; (3) only devices that were found slow are bypassed.
+//! Invariants (checked by [`Peers::verify`]): (1) a node that is suspect or down is out since some time, others are
+//! not; (2) a call was sent to a node that is known, and not later than now; (3) only devices that were found slow are
+//! bypassed.
 //!
 //! Limits: [`CALLS_MAX`] calls in flight; one record a node and a device.
 

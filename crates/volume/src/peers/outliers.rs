@@ -1,15 +1,16 @@
 //! Devices that are slow against their peers, or report errors: found, bypassed, and trusted again.
 //!
-//! Role: nodes tell how long their devices' operations take ([`DeviceStat`]); [`Outliers`] compares the devices of all nodes,
-//! and [`Peers::settle_bypass`] bypasses what it finds: no new shards, no new log entries, reads from elsewhere where there is a
-//! choice. A slow *node* is another matter, judged by our own requests in milliseconds ([`super::health`]).
+//! Role: nodes tell how long their devices' operations take ([`DeviceStat`]); [`Outliers`] compares the devices of all
+//! nodes, and [`Peers::settle_bypass`] bypasses what it finds: no new shards, no new log entries, reads from elsewhere
+//! where there is a choice. A slow *node* is another matter, judged by our own requests in milliseconds
+//! ([`super::health`]).
 //!
-//! States of a device: trusted -> slow (at every look for `slow_after`: 99th percentile of reads or durable writes more than
-//! [`OUTLIER_TIMES`] that of its peers in the middle, and above [`FLOOR_US`]; or at once: [`ERRORS_MAX`] errors within
-//! [`ERRORS_WITHIN`]) -> trusted (none of that for as long). One that soon relapses has to behave twice as long.
+//! States of a device: trusted -> slow (at every look for `slow_after`: 99th percentile of reads or durable writes more
+//! than [`OUTLIER_TIMES`] that of its peers in the middle, and above [`FLOOR_US`]; or at once: [`ERRORS_MAX`] errors
+//! within [`ERRORS_WITHIN`]) -> trusted (none of that for as long). One that soon relapses has to behave twice as long.
 //!
-//! A slow device is bypassed where the volume can do without it: the nodes that remain suffice for layout and log and have
-//! room, and all bypassed devices are one node's. Where that ends (another node is lost) the bypass ends with it.
+//! A slow device is bypassed where the volume can do without it: the nodes that remain suffice for layout and log and
+//! have room, and all bypassed devices are one node's. Where that ends (another node is lost) the bypass ends with it.
 //!
 //! Limits: one record a device. What was found is kept in memory only: a volume that is opened judges anew.
 
@@ -136,7 +137,8 @@ impl Outliers {
         now.since(self.looked_at) >= span / LOOKS
     }
 
-    /// Compares the devices that serve. A slow one must behave for `span`, or after relapses for longer, up to `span_max`.
+    /// Compares the devices that serve. A slow one must behave for `span`, or after relapses for longer, up to
+    /// `span_max`.
     fn look(
         &mut self,
         now: Instant,

@@ -1,14 +1,15 @@
 //! Destaging: data leaves the log as segments, sorted by address.
 //!
-//! It begins when a sixteenth of the write-back budget waits, of small budgets an eighth, half a segment at least (not counting what was destaged and waits for a checkpoint to be
-//! trimmed: then all of it would go at once, and guests' requests would wait behind it), when a quarter lies behind what waits
-//! first, and so can't be trimmed, or by age, or when a node's journal fills, or when entries have lost
-//! copies (protocol rule 9), or when the volume closes. Overwritten data is never destaged: it dies in the log.
+//! It begins when a sixteenth of the write-back budget waits, of small budgets an eighth, half a segment at least (not
+//! counting what was destaged and waits for a checkpoint to be trimmed: then all of it would go at once, and guests'
+//! requests would wait behind it), when a quarter lies behind what waits first, and so can't be trimmed, or by age, or
+//! when a node's journal fills, or when entries have lost copies (protocol rule 9), or when the volume closes.
+//! Overwritten data is never destaged: it dies in the log.
 //!
-//! **Sweeps.** Each segment goes on in the volume where the last one ended, and round again, so that its blocks lie close together
-//! ([`crate::io::read_ahead`]). By the time that a sweep comes round, as much has been written as it found waiting twice over: an eighth
-//! of the budget, beyond which the log can't be trimmed. Where that grows (writes that run ahead of a sweep keep it from what is older), and where something
-//! has to go, it goes by age.
+//! **Sweeps.** Each segment goes on in the volume where the last one ended, and round again, so that its blocks lie
+//! close together ([`crate::io::read_ahead`]). By the time that a sweep comes round, as much has been written as it
+//! found waiting twice over: an eighth of the budget, beyond which the log can't be trimmed. Where that grows (writes
+//! that run ahead of a sweep keep it from what is older), and where something has to go, it goes by age.
 
 use crate::api::State;
 use crate::controller::{Controller, Out};
@@ -82,8 +83,9 @@ impl Controller {
             })
     }
 
-    /// Live extents that nobody destages yet, up to one segment: of entries that are as likely to die soon as the oldest one, and of
-    /// others what fills it up. `sweeps`: those first that come next in the volume after what went last; else the oldest.
+    /// Live extents that nobody destages yet, up to one segment: of entries that are as likely to die soon as the
+    /// oldest one, and of others what fills it up. `sweeps`: those first that come next in the volume after what went
+    /// last; else the oldest.
     fn collect_extents(&mut self, bytes_max: u64, sweeps: bool) -> (Vec<Lsn>, Vec<Extent>) {
         let mut entries = Vec::new();
         let mut extents = Vec::new();

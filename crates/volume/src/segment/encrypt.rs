@@ -1,14 +1,14 @@
 //! Encryption at rest: what leaves the controller of an encrypted volume is sealed, what comes back is opened.
 //!
-//! Role: called where entries go to legs and come back in recovery, and where payload goes into segments and is fetched.
-//! Memory holds plaintext; what is sealed is made from it anew for each ledger and each segment, so that nodes, repair
-//! and moves see ciphertext only, and nothing that was sealed for one place is ever put into another.
+//! Role: called where entries go to legs and come back in recovery, and where payload goes into segments and is
+//! fetched. Memory holds plaintext; what is sealed is made from it anew for each ledger and each segment, so that
+//! nodes, repair and moves see ciphertext only, and nothing that was sealed for one place is ever put into another.
 //!
 //! Invariants
 //! 1. A key and a position seal one plaintext (protocol rule 21). An entry's key is that of its ledger *and* of this
 //!    opening, its position the LSN: a hedge sends the same bytes again, an entry that goes to another ledger is sealed
-//!    anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key is that of its id, which
-//!    each attempt at writing it takes anew.
+//!    anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key is that
+//!    of its id, which each attempt at writing it takes anew.
 //! 2. Where the volume has a key, data without a seal is not accepted, neither from a leg nor from a shard.
 //!
 //! Not encrypted: records without payload (what was written where, discards, commits), leaves of the map, checkpoints.

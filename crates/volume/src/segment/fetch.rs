@@ -1,11 +1,11 @@
 //! Fetching a run of blocks out of one shard, from its holder if that answers in time, else from the others.
 //!
-//! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies, are
-//! asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | by blocks
-//! (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it). Bytes are checked
-//! against the map's checksums before anyone sees them; by their holder where they are metadata, or where several give the
-//! run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's own bytes go as they are,
-//! unchecked by both.
+//! States: direct (one holder asked) -> wide (late, lost or bad: every other shard of a code copy, and other copies,
+//! are asked; first to add up wins) -> done | stalled (too few holders reachable: tried again when a node returns) | by
+//! blocks (too few holders have all of it: each block is fetched by itself) | failed (too few have a block of it).
+//! Bytes are checked against the map's checksums before anyone sees them; by their holder where they are metadata, or
+//! where several give the run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's
+//! own bytes go as they are, unchecked by both.
 
 use crate::api::Lane;
 use crate::controller::{Controller, Out};
@@ -59,7 +59,8 @@ pub(crate) struct Fetch {
     blocks: u32,
     /// The run's first block in the segment's payload.
     payload_block: u32,
-    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them, or nobody (guests' reads).
+    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them, or nobody (guests'
+    /// reads).
     crcs: Option<Crcs>,
     wide: bool,
     asked: u64,
@@ -153,8 +154,8 @@ impl Controller {
         }
     }
 
-    /// Asks one holder of the run itself: of several copies one that is usable, on this machine if there is one, else spread
-    /// by address. Where that would be a
+    /// Asks one holder of the run itself: of several copies one that is usable, on this machine if there is one, else
+    /// spread by address. Where that would be a
     /// device that is bypassed, enough others are asked instead.
     fn ask_direct(&mut self, token: Token, out: Out) {
         let Some(fetch) = self.fetches.get(token) else { return };
@@ -205,8 +206,8 @@ impl Controller {
         let Some((_, homes)) = self.shape_of(fetch) else { return false };
         let leg = homes[usize::from(index)];
         let shard = ShardId { segment: self.basis.segment_id(fetch.segment), index };
-        // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from several: one
-        // flipped bit would spread.
+        // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from
+        // several: one flipped bit would spread.
         let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Recipient::Read { .. } | Recipient::Ahead { .. });
         let checked = fetch.wide || !by_map;
         let (block, blocks) = (fetch.block, fetch.blocks);
@@ -354,8 +355,8 @@ impl Controller {
         }
     }
 
-    /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves, which their reader
-    /// checks.
+    /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves,
+    /// which their reader checks.
     fn opened(&self, fetch: &Fetch, bytes: Buf) -> Option<Buf> {
         if fetch.wants.takes_parts() {
             return Some(bytes);
@@ -367,7 +368,8 @@ impl Controller {
         self.opened_blocks(self.basis.segment_id(fetch.segment), fetch.payload_block, bytes, fetch.crcs.as_ref())
     }
 
-    /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more room.
+    /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more
+    /// room.
     pub(crate) fn retry_refused_fetches(&mut self, out: Out) {
         for token in std::mem::take(&mut self.refused_fetches) {
             match self.fetches.get(token) {
@@ -432,8 +434,8 @@ impl Controller {
         }
     }
 
-    /// Shards that are damaged in different places don't add up to the run, and may to each of its blocks. False where that
-    /// was tried, or can't be.
+    /// Shards that are damaged in different places don't add up to the run, and may to each of its blocks. False where
+    /// that was tried, or can't be.
     fn fetch_by_blocks(&mut self, token: Token, out: Out) -> bool {
         let Some(fetch) = self.fetches.get_mut(token) else { return false };
         if fetch.blocks == 1 || fetch.by_blocks.is_some() {

@@ -1,9 +1,9 @@
 //! The segment table: shape, homes and live count of every segment of the volume; and the numbers that are given out.
 //!
-//! Invariants (1 and 2 are checked by [`Segments::verify`]): (1) what is summed up is what a walk over the table finds; (2)
-//! no more of a segment is hidden than lives; (3) `live` of a segment is the number of blocks (of
-//! leaf bytes, for metadata) by which base and overlay of the map name it, counted apart. One of which everything is hidden
-//! (see `hidden`), once a durable checkpoint says so, may be freed.
+//! Invariants (1 and 2 are checked by [`Segments::verify`]): (1) what is summed up is what a walk over the table finds;
+//! (2) no more of a segment is hidden than lives; (3) `live` of a segment is the number of blocks (of
+//! leaf bytes, for metadata) by which base and overlay of the map name it, counted apart. One of which everything is
+//! hidden (see `hidden`), once a durable checkpoint says so, may be freed.
 
 use crate::api::SpaceUse;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch};
@@ -204,8 +204,8 @@ pub(crate) struct Segments {
     /// Changed, in what counts for judging them, since that was asked last.
     touched: RefCell<BTreeSet<SegmentNo>>,
     next: u64,
-    /// Numbers of this epoch that have shards on the way or stored, and no commit record applied yet; and those that the last
-    /// durable checkpoint names, until their free record is complete.
+    /// Numbers of this epoch that have shards on the way or stored, and no commit record applied yet; and those that
+    /// the last durable checkpoint names, until their free record is complete.
     unsettled: BTreeSet<SegmentNo>,
 }
 

@@ -1,9 +1,10 @@
 //! Writing one segment: place, encode, put every shard, then commit.
 //!
 //! States: parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
-//! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with the
-//! same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old id is
-//! freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is full.
+//! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with
+//! the same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old
+//! id is freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is
+//! full.
 
 use crate::api::Lane;
 use crate::controller::{Controller, Out};
@@ -448,8 +449,8 @@ impl Controller {
 /// Of each shard of one copy: its blocks, and their checksums.
 type ShardPieces = Vec<(Vec<Buf>, Vec<BlockCrc>)>;
 
-/// How often the time that a call may take was doubled: of a shard, with each place that was tried. Where all disks that are left
-/// are slow the segment is written at their pace, and not begun anew for ever.
+/// How often the time that a call may take was doubled: of a shard, with each place that was tried. Where all disks
+/// that are left are slow the segment is written at their pace, and not begun anew for ever.
 pub(crate) fn put_doublings(jobs: &Slab<SegmentJob>, purpose: &Purpose) -> u32 {
     let Purpose::PutShard { job, shard } = purpose else { return 0 };
     let Some(job) = jobs.get(*job) else { return 0 };

@@ -1,26 +1,28 @@
-//! Families: clones that are volumes of their own, which other hosts may own, and still share the segments of the volume that
-//! they were made of (protocol rule 19).
+//! Families: clones that are volumes of their own, which other hosts may own, and still share the segments of the
+//! volume that they were made of (protocol rule 19).
 //!
 //! **Forking.** The owner of the *origin* writes down its whole map as the first checkpoint of the new volume, its
-//! *dependent*: which costs what a checkpoint costs, and no data. In it, the snapshot's layer is under the live one; what
-//! belongs to other layers is dropped by the dependent as that of any layer that nobody needs. Numbers of its own segments
-//! begin above all that it names of others, so that a number tells whose segment it is.
+//! *dependent*: which costs what a checkpoint costs, and no data. In it, the snapshot's layer is under the live one;
+//! what belongs to other layers is dropped by the dependent as that of any layer that nobody needs. Numbers of its own
+//! segments begin above all that it names of others, so that a number tells whose segment it is.
 //!
-//! States of a fork: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a durable
-//! checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the checkpoint's shards, under ids
-//! of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is freed that it may name.
+//! States of a fork: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a
+//! durable checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the checkpoint's
+//! shards, under ids of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is
+//! freed that it may name.
 //!
-//! **The origin** frees no segment that a dependent may name: all up to the number that its root says, but for those that
-//! the dependent has said it doesn't name ([`Controller::on_dependent`]). It repairs, moves and scrubs them as its own; their
-//! bytes and ids stay what they are.
+//! **The origin** frees no segment that a dependent may name: all up to the number that its root says, but for those
+//! that the dependent has said it doesn't name ([`Controller::on_dependent`]). It repairs, moves and scrubs them as its
+//! own; their bytes and ids stay what they are.
 //!
-//! **The dependent** reads them, and looks after none of them. Where one isn't where it was, all devices are asked which shards
-//! of the origin they hold, and the homes in the table are corrected. What its last durable checkpoint does not
-//! name it lets go of ([`Controller::named_of_origin`]), for good: it never names more of them later.
+//! **The dependent** reads them, and looks after none of them. Where one isn't where it was, all devices are asked
+//! which shards of the origin they hold, and the homes in the table are corrected. What its last durable checkpoint
+//! does not name it lets go of ([`Controller::named_of_origin`]), for good: it never names more of them later.
 //!
 //! Faults on the way of a look: a device that gives no list may hold anything, and corrects nothing.
 //!
-//! Limits: one fork at a time, of [`FORK_MAX`] and [`PARTS_MAX`] parts; one look for homes at a time, at most every [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
+//! Limits: one fork at a time, of [`FORK_MAX`] and [`PARTS_MAX`] parts; one look for homes at a time, at most every
+//! [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
 //!
 //! Faults: an owner that dies while it forks leaves shards and perhaps the name of a volume that never comes to be. Its
 //! record, which the host has written before, tells the next one of that.
@@ -398,8 +400,8 @@ impl Controller {
 
     // ---- the dependent ----
 
-    /// Of the volume that this one was made of: what this one may still name, whatever becomes of it. `None` for a volume
-    /// that was not made of another one, or is not open.
+    /// Of the volume that this one was made of: what this one may still name, whatever becomes of it. `None` for a
+    /// volume that was not made of another one, or is not open.
     pub fn named_of_origin(&self) -> Option<(VolumeId, SegmentRanges)> {
         if !matches!(self.state, State::Open | State::Closing) {
             return None;
@@ -518,8 +520,8 @@ impl Controller {
         }
     }
 
-    /// Corrects homes that are elsewhere by now. They are no part of the log's history: who opens the volume next may look for
-    /// itself.
+    /// Corrects homes that are elsewhere by now. They are no part of the log's history: who opens the volume next may
+    /// look for itself.
     fn end_look(&mut self, out: Out) {
         let Some(look) = self.family.look.take() else { return };
         let root = self.basis.root();

@@ -1,9 +1,10 @@
-//! A group of snapshots of several volumes and clones that hold a state which could have been at one instant: if a write was
-//! acknowledged before another was issued, to whatever member, then a group that holds the second holds the first.
+//! A group of snapshots of several volumes and clones that hold a state which could have been at one instant: if a
+//! write was acknowledged before another was issued, to whatever member, then a group that holds the second holds the
+//! first.
 //!
-//! Role: gets what the members' controllers notice, and tells them what to do. It knows a controller by the number that the
-//! shell gave it; several members may share one. Events of one controller arrive in the order in which they were told, and
-//! so do its notices.
+//! Role: gets what the members' controllers notice, and tells them what to do. It knows a controller by the number that
+//! the shell gave it; several members may share one. Events of one controller arrive in the order in which they were
+//! told, and so do its notices.
 //!
 //! ```text
 //! holding   --every controller holds-->  taking   --every snapshot is taken-->  letting go  --every hold ended whole-->  over
@@ -11,20 +12,22 @@
 //!    +-- a refusal, a hold that ended, a controller that is gone, GROUP_MAX ---------+-->  undoing  -->  over
 //! ```
 //!
-//! Why it holds: let the group hold write 2, and write 1 have been answered before 2 was issued. Then 1 was answered before
-//! the record behind 2 was appended. At that instant every controller held its answers, 1's too: since a time before its own
-//! record was appended, and until later than this one was. So 1 was answered before its controller held, and lies in front
-//! of its record. A hold that ended too early says so ([`Notice::HoldEnded`]), at whatever time, and the group is undone.
+//! Why it holds: let the group hold write 2, and write 1 have been answered before 2 was issued. Then 1 was answered
+//! before the record behind 2 was appended. At that instant every controller held its answers, 1's too: since a time
+//! before its own record was appended, and until later than this one was. So 1 was answered before its controller held,
+//! and lies in front of its record. A hold that ended too early says so ([`Notice::HoldEnded`]), at whatever time, and
+//! the group is undone.
 //!
-//! What a guest *reads* of a write that was not answered yet is not held back. Where it matters, the shell carries out the
-//! effects of one event before it takes another request: then all records are appended at one place in the order of requests.
+//! What a guest *reads* of a write that was not answered yet is not held back. Where it matters, the shell carries out
+//! the effects of one event before it takes another request: then all records are appended at one place in the order of
+//! requests.
 //!
-//! Invariants: (1) [`GroupEffect::Over`] is told once; (2) a group that is told as taken has every snapshot, under holds that
-//! ended whole; (3) every hold that was asked for is released; (4) of a group that failed every snapshot is dropped that its
-//! controller tells of, also after the end was told.
+//! Invariants: (1) [`GroupEffect::Over`] is told once; (2) a group that is told as taken has every snapshot, under
+//! holds that ended whole; (3) every hold that was asked for is released; (4) of a group that failed every snapshot is
+//! dropped that its controller tells of, also after the end was told.
 //!
-//! Faults: a host that crashes leaves what was taken by then. A controller that is gone before it could drop its snapshot
-//! may leave that; [`GroupEnd::Failed`] names it.
+//! Faults: a host that crashes leaves what was taken by then. A controller that is gone before it could drop its
+//! snapshot may leave that; [`GroupEnd::Failed`] names it.
 
 use crate::api::{Change, Event, Notice, State};
 use holdfast_base::{Effects, HeadId, HoldId, Instant};

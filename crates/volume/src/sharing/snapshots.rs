@@ -1,9 +1,9 @@
-//! What is done to layers at somebody's wish: snapshots, clones, rollback. Each is one record in the log, so that it costs
-//! the same at any size, and takes effect at its place in the log's order.
+//! What is done to layers at somebody's wish: snapshots, clones, rollback. Each is one record in the log, so that it
+//! costs the same at any size, and takes effect at its place in the log's order.
 //!
-//! **Snapshot**: freezes the live layer of a head; what is appended behind it is written to a new one. It holds what was
-//! completed before it, in order (crash-consistent). Bulk writes that were under way are part of it, and it is told as taken
-//! only when they are: until then nobody can have seen it without them.
+//! **Snapshot**: freezes the live layer of a head; what is appended behind it is written to a new one. It holds what
+//! was completed before it, in order (crash-consistent). Bulk writes that were under way are part of it, and it is told
+//! as taken only when they are: until then nobody can have seen it without them.
 //!
 //! **Clone**: another head over a snapshot. **Rollback**: the head goes on from a snapshot; its live layer is dropped.
 //!
@@ -221,8 +221,8 @@ impl Controller {
         Ok(Planned { writing: Some((head, live)), hidden, ..Planned::new(Record::Rollback { head, to, live }) })
     }
 
-    /// Tells of changes that are complete: their record is applied, and of snapshots every bulk write of their layer and
-    /// those below it.
+    /// Tells of changes that are complete: their record is applied, and of snapshots every bulk write of their layer
+    /// and those below it.
     pub(crate) fn tell_of_changes(&mut self, out: Out) {
         let completed = self.log.completed;
         if self.changes.asked.iter().all(|asked| asked.lsn > completed) {

@@ -1,8 +1,8 @@
 //! Claims: room on the nodes that others own and have not used yet, and what is left beside it.
 //!
-//! A stripe takes a shard of as many different nodes as its layout is wide, so what is owned is no plain number of bytes: a
-//! claim says how much each of so many different nodes must be able to take. Claims are taken from the nodes with the most
-//! room first, as shards are.
+//! A stripe takes a shard of as many different nodes as its layout is wide, so what is owned is no plain number of
+//! bytes: a claim says how much each of so many different nodes must be able to take. Claims are taken from the nodes
+//! with the most room first, as shards are.
 
 use holdfast_format::geometry::Layout;
 
@@ -30,8 +30,8 @@ impl Claim {
     }
 }
 
-/// Takes a claim off what nodes have free: from those with the most, down to a level that is as high as it can be, and of
-/// none more than one shard of every stripe. Returns how much found no place.
+/// Takes a claim off what nodes have free: from those with the most, down to a level that is as high as it can be, and
+/// of none more than one shard of every stripe. Returns how much found no place.
 pub fn take(free_by_node: &mut [u64], claim: Claim) -> u64 {
     let wanted = u128::from(claim.width) * u128::from(claim.shard_bytes);
     let of_node = |free: u64, level: u64| free.saturating_sub(level).min(claim.shard_bytes);
@@ -53,8 +53,9 @@ pub fn writable(free_by_node: &[u64], layout: Layout) -> u64 {
     level(free_by_node, layout.width()) / u64::from(layout.shards_a_domain()) * u64::from(layout.data_shards())
 }
 
-/// The same, of devices with so many bytes free, by node, beside what others own. Of a nested layout a node's devices take a
-/// shard each, so that large ones among small ones are of no use; of a layout over devices each device is a place of its own.
+/// The same, of devices with so many bytes free, by node, beside what others own. Of a nested layout a node's devices
+/// take a shard each, so that large ones among small ones are of no use; of a layout over devices each device is a
+/// place of its own.
 pub fn writable_beside(free_by_device: &[Vec<u64>], claims: &[Claim], layout: Layout) -> u64 {
     let of_node: Vec<u64> = free_by_device.iter().map(|devices| devices.iter().sum()).collect();
     let mut left = of_node.clone();

@@ -1,11 +1,11 @@
-//! The governor: how fast shards are made again, moved and re-coded while guests are at work. It steers by what they feel:
-//! the 99th percentile of their requests' latency, against what that is while nothing is moved.
+//! The governor: how fast shards are made again, moved and re-coded while guests are at work. It steers by what they
+//! feel: the 99th percentile of their requests' latency, against what that is while nothing is moved.
 //!
-//! States: measuring calm (nothing is moved for [`CALM_WINDOWS`] windows, every [`CALM_EVERY`]) and moving (each window, the
-//! rate goes down where guests feel it, and up where they don't). When guests rest, nothing is held back.
+//! States: measuring calm (nothing is moved for [`CALM_WINDOWS`] windows, every [`CALM_EVERY`]) and moving (each
+//! window, the rate goes down where guests feel it, and up where they don't). When guests rest, nothing is held back.
 //!
-//! Work is admitted by its [`Need`]. The rate bends to guests; what a need is given of it at least ([`Need::floor`]) does not:
-//! data that one more loss would take is made whole again whatever the load.
+//! Work is admitted by its [`Need`]. The rate bends to guests; what a need is given of it at least ([`Need::floor`])
+//! does not: data that one more loss would take is made whole again whatever the load.
 //!
 //! Invariants
 //! 1. The rate never falls below [`FLOOR`].
@@ -116,8 +116,8 @@ impl Governor {
         !self.is_measuring && now >= self.not_before[need as usize]
     }
 
-    /// A shard of so many bytes is moved. What is needed as much waits until it has had that, all in all; what is needed less for
-    /// this one.
+    /// A shard of so many bytes is moved. What is needed as much waits until it has had that, all in all; what is
+    /// needed less for this one.
     pub(crate) fn charge(&mut self, now: Instant, bytes: u64, need: Need) {
         self.moved = true;
         for other in [Need::Choice, Need::Lacking, Need::AtRisk].into_iter().filter(|other| *other <= need) {
@@ -196,8 +196,8 @@ impl Governor {
 mod tests {
     use super::*;
 
-    /// Guests whose p99 is `calm_us`, and more by `us_per_mib` for each MiB a second that is moved, for so long; shards of
-    /// 1 MiB wait all the time. Bytes moved a second, all in all.
+    /// Guests whose p99 is `calm_us`, and more by `us_per_mib` for each MiB a second that is moved, for so long; shards
+    /// of 1 MiB wait all the time. Bytes moved a second, all in all.
     fn run_for(need: Need, governor: &mut Governor, from: Instant, seconds: u64, calm_us: u64, us_per_mib: u64) -> u64 {
         let (mut moved, mut all) = (0, 0);
         let mut lately = std::collections::VecDeque::from([0_u64; 250]);

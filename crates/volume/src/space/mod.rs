@@ -1,8 +1,9 @@
-//! Space: which nodes and devices there are for the volume by its policy, where new things go, and how much room is left.
+//! Space: which nodes and devices there are for the volume by its policy, where new things go, and how much room is
+//! left.
 //!
 //! [`Topology`] answers what follows from policy and devices, and changes nothing; [`Placer`] chooses homes and legs;
-//! [`Room`] knows how much fits, [`Rotation`] what is to leave the first tier, [`Survey`] which segments lack something, and
-//! [`Governor`] how fast they are made whole while guests are at work.
+//! [`Room`] knows how much fits, [`Rotation`] what is to leave the first tier, [`Survey`] which segments lack
+//! something, and [`Governor`] how fast they are made whole while guests are at work.
 
 pub mod claims;
 mod governor;

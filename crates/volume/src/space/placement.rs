@@ -1,5 +1,6 @@
-//! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space; of a nested
-//! layout several devices in each of two nodes. What is placed is taken off what its device is known to have free.
+//! Where new things go: legs of a ledger, homes of a segment. One fault domain (node) each, weighted by free space; of
+//! a nested layout several devices in each of two nodes. What is placed is taken off what its device is known to have
+//! free.
 
 use super::journals::{crowding, free_sixteenths};
 use super::reserve::Keep;
@@ -82,7 +83,8 @@ impl<'a> Placer<'a> {
         let paired: Vec<&Vec<Leg>> = nodes.iter().map(|(_, legs)| legs).filter(|legs| legs.len() >= 2).collect();
         if self.topology().root().layout.is_nested() && paired.len() >= 2 {
             let paired = &paired[..paired.len().min(wanted)];
-            // Each entry goes to two devices in each of two nodes: with two nodes a third device is a standby, else a third node is.
+            // Each entry goes to two devices in each of two nodes: with two nodes a third device is a standby, else a
+            // third node is.
             let depth = if paired.len() == 2 { 3 } else { 2 };
             let legs = (0..depth).flat_map(|i| paired.iter().filter_map(move |legs| legs.get(i).copied()));
             return Some((legs.collect(), AckRule::NESTED));
@@ -148,8 +150,8 @@ impl<'a> Placer<'a> {
         })
     }
 
-    /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows, where
-    /// those still are. On the class of media that is named, if that has room.
+    /// Another home for one shard of a segment, not on these nodes: of a nested one in the fault domain of its fellows,
+    /// where those still are. On the class of media that is named, if that has room.
     pub(crate) fn place_again(
         &mut self,
         shape: Shape<'_>,
@@ -229,8 +231,8 @@ impl<'a> Placer<'a> {
 
     // ---- over devices, whichever nodes these are in: spread over nodes all the same, where that costs nothing ----
 
-    /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in turn.
-    /// Of each node the best comes first.
+    /// Legs and rule of a new ledger over devices: 2f+1 of them where there are that many, taken from the nodes in
+    /// turn. Of each node the best comes first.
     fn choose_devices(&mut self, nodes: &[(NodeId, Vec<Leg>)]) -> Option<(Vec<Leg>, AckRule)> {
         let failures = self.topology().root().layout.failures();
         let depth = nodes.iter().map(|(_, legs)| legs.len()).max().unwrap_or(0);

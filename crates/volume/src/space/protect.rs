@@ -1,10 +1,10 @@
 //! Protection rules: what a volume shall bear, and the layout that does so on the nodes and devices that there are.
 //!
-//! A rule chooses once, when it is asked: a grid that grows has no volumes rewritten by itself. Of the layouts that bear what
-//! is asked it takes the one that leaves most of the raw capacity; of equals the one that bears more, then the simpler. A code
-//! with one parity shard leaves a fault domain spare as soon as there are four, and one with two as soon as there are seven:
-//! what is lost is made again there at once. Codes have at most [`DATA_MAX`] data shards: with more, a short read of a lost
-//! shard takes too many others.
+//! A rule chooses once, when it is asked: a grid that grows has no volumes rewritten by itself. Of the layouts that
+//! bear what is asked it takes the one that leaves most of the raw capacity; of equals the one that bears more, then
+//! the simpler. A code with one parity shard leaves a fault domain spare as soon as there are four, and one with two as
+//! soon as there are seven: what is lost is made again there at once. Codes have at most [`DATA_MAX`] data shards: with
+//! more, a short read of a lost shard takes too many others.
 
 use holdfast_format::geometry::Layout;
 use std::fmt;

@@ -6,8 +6,8 @@ use holdfast_format::wire::DeviceStat;
 /// Free share that guests' writes leave on a device: cleaning needs somewhere to write to.
 const RESERVE_PER_MILLE: u64 = 20;
 
-/// Share of a device that is not promised to guests beside the reserve (over-provisioning): as long as they don't take it
-/// either, it holds what is dead, which makes cleaning cheap.
+/// Share of a device that is not promised to guests beside the reserve (over-provisioning): as long as they don't take
+/// it either, it holds what is dead, which makes cleaning cheap.
 const SPARE_PER_MILLE: u64 = 20;
 
 /// So many segments at least fit the reserve, if that is not more than a quarter of the device.

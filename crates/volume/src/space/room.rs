@@ -1,12 +1,13 @@
 //! Room: how much the grid has for this volume's data, and what writes do while there is little.
 //!
-//! While segments hold dead blocks worth cleaning, writes are slowed as room goes down, and at the reserve they are held
-//! back: the cleaner's moves and the destaging of what is acknowledged use the reserve. They are refused when there is
-//! nothing to clean, or cleaning has freed nothing for [`PATIENCE`]. Discards are never held back by this: they free.
+//! While segments hold dead blocks worth cleaning, writes are slowed as room goes down, and at the reserve they are
+//! held back: the cleaner's moves and the destaging of what is acknowledged use the reserve. They are refused when
+//! there is nothing to clean, or cleaning has freed nothing for [`PATIENCE`]. Discards are never held back by this:
+//! they free.
 //!
-//! Room is what the devices told last ([`Room::ask`]), less what was placed there since, less what the log holds and will
-//! need, less what others own and have not used yet ([`Event::SetAside`](crate::Event)). Only guests' writes stop at what
-//! others own: cleaning, destaging and metadata use all that is there.
+//! Room is what the devices told last ([`Room::ask`]), less what was placed there since, less what the log holds and
+//! will need, less what others own and have not used yet ([`Event::SetAside`](crate::Event)). Only guests' writes stop
+//! at what others own: cleaning, destaging and metadata use all that is there.
 
 use super::claims::{Claim, take};
 use super::reserve::reserve;
@@ -36,8 +37,8 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 /// Dead share from which cleaning is expected to free space: with less, moving costs more than it gives.
 pub const DEAD_PER_MILLE_MIN: u64 = 50;
 
-/// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is dead and
-/// left alone makes cleaning cheap, and what is free does not. From a quarter of it on writes are slowed.
+/// Share of a device, and shards of full segments, of which the greater is the room that the cleaner keeps: what is
+/// dead and left alone makes cleaning cheap, and what is free does not. From a quarter of it on writes are slowed.
 const WANTED_PER_MILLE: u64 = 6;
 const WANTED_SHARDS: u64 = 6;
 
@@ -81,9 +82,9 @@ impl Default for Free {
 /// Guests' data that was let in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LetIn {
-    /// What the log holds that no segment has yet. What only waits to be trimmed needs no room. Shards that are being put do until
-    /// they are durable: what was placed counts until a device tells what it has free, and it may tell that before it has begun
-    /// with them.
+    /// What the log holds that no segment has yet. What only waits to be trimmed needs no room. Shards that are being
+    /// put do until they are durable: what was placed counts until a device tells what it has free, and it may tell
+    /// that before it has begun with them.
     pub(crate) undestaged_bytes: u64,
     /// What is in no segment yet, direct writes included.
     pub(crate) unplaced_bytes: u64,
@@ -109,8 +110,8 @@ impl Room {
         self.claims = claims;
     }
 
-    /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest one's
-    /// emptiest device. Where no segment can be written the log takes what it can.
+    /// Looks at the device that decides: of as many nodes as a segment is wide, those with the most room, the fullest
+    /// one's emptiest device. Where no segment can be written the log takes what it can.
     pub(crate) fn look(&mut self, topology: Topology<'_>, let_in: LetIn) {
         let capacity = topology.capacity_place().and_then(|place| self.free_at(topology, place, let_in));
         let first = topology.first_place().and_then(|place| self.free_at(topology, place, let_in));
@@ -172,7 +173,8 @@ impl Room {
 
     // ---- guests' writes ----
 
-    /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next look.
+    /// Whether a guest's write fits. Where others own room all of it must, and it counts at once, not with the next
+    /// look.
     pub(crate) fn has_room_for(&mut self, topology: Topology<'_>, len: u64) -> bool {
         self.needed_bytes = self.bytes_of_a_device(topology, len);
         self.free.bytes > self.needed_bytes
@@ -260,8 +262,8 @@ impl Room {
     }
 }
 
-/// Payload that the cleaner may move before a checkpoint frees what was emptied: a quarter of what is free on all usable
-/// devices together, as far as that is no more than twice the reserve.
+/// Payload that the cleaner may move before a checkpoint frees what was emptied: a quarter of what is free on all
+/// usable devices together, as far as that is no more than twice the reserve.
 pub(crate) fn movable_payload_bytes(topology: Topology<'_>) -> u64 {
     let Some(layout) = topology.layout_now() else { return 0 };
     let config = &topology.basis.config;

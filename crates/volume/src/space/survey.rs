@@ -1,7 +1,7 @@
 //! Which segments lack something, kept up as the segment table and the devices change.
 //!
-//! A volume of a terabyte has a quarter of a million segments: walking over all of them takes so long that guests wait, and the
-//! host asks for the state of every volume all the time. So what a segment lacks is judged when it, or what the
+//! A volume of a terabyte has a quarter of a million segments: walking over all of them takes so long that guests wait,
+//! and the host asks for the state of every volume all the time. So what a segment lacks is judged when it, or what the
 //! judgement goes by, has changed: the table notes the segments that did, and the rest is compared as a whole.
 //!
 //! Invariant: a survey finds what a walk over the whole table would ([`Survey::verify`] walks).
@@ -26,8 +26,8 @@ struct Terms {
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Found {
-    /// Own ones with a shard on a device that is out or missing, of another shape than the policy's, or with shards too close
-    /// together; and those of others whose shards are too close.
+    /// Own ones with a shard on a device that is out or missing, of another shape than the policy's, or with shards too
+    /// close together; and those of others whose shards are too close.
     weak: BTreeSet<SegmentNo>,
     /// Own ones of these that somebody needs, and one more loss would take.
     at_risk: BTreeSet<SegmentNo>,

@@ -1,16 +1,17 @@
 //! Tiers: where segments are written, and when what lies in the first tier moves on to the capacity tier.
 //!
-//! A segment's tier is what its layout and its homes say, so nothing has to be remembered of it, and whatever is neither
-//! where data are born nor where they end (written while nodes were away, or under another policy) is written anew by the
-//! cleaner.
+//! A segment's tier is what its layout and its homes say, so nothing has to be remembered of it, and whatever is
+//! neither where data are born nor where they end (written while nodes were away, or under another policy) is written
+//! anew by the cleaner.
 //!
-//! **Rotation.** What comes into the first tier pushes out what has been there longest: for each byte that comes none leaves
-//! while the tier is filled to a quarter, one at half, two from three quarters on. So data stays for as long as half of the tier
-//! takes to be written, what is overwritten meanwhile dies there and is never moved, and there is no wall to run into. While
-//! guests rest it goes on, down to a quarter. It is the cleaner that moves: victims are the oldest segments, whatever of them
-//! lives.
+//! **Rotation.** What comes into the first tier pushes out what has been there longest: for each byte that comes none
+//! leaves while the tier is filled to a quarter, one at half, two from three quarters on. So data stays for as long as
+//! half of the tier takes to be written, what is overwritten meanwhile dies there and is never moved, and there is no
+//! wall to run into. While guests rest it goes on, down to a quarter. It is the cleaner that moves: victims are the
+//! oldest segments, whatever of them lives.
 //!
-//! Invariant: a place that is named has devices for the whole layout; where neither tier has, segments go where they bear most.
+//! Invariant: a place that is named has devices for the whole layout; where neither tier has, segments go where they
+//! bear most.
 
 use super::reserve::Keep;
 use super::topology::{Place, Topology, is_of};
@@ -32,8 +33,8 @@ const EVEN_PER_MILLE: u64 = 500;
 /// From here on rotation does not ask whether guests feel it.
 const FULL_PER_MILLE: u64 = 750;
 
-/// The segments of the tier are counted this often, and looked for this often when those that were found have left; so many
-/// segments' worth at a time.
+/// The segments of the tier are counted this often, and looked for this often when those that were found have left; so
+/// many segments' worth at a time.
 const MEASURE_EVERY: Duration = Duration::from_millis(500);
 const SEARCH_EVERY: Duration = Duration::from_millis(50);
 const SEGMENTS_FOUND: u64 = 64;
@@ -93,8 +94,8 @@ impl Topology<'_> {
         }
     }
 
-    /// Whether what is written so begins in the first tier. Bulk writes do where that is faster: else whole stripes cost less in
-    /// the capacity tier's code than in a mirror.
+    /// Whether what is written so begins in the first tier. Bulk writes do where that is faster: else whole stripes
+    /// cost less in the capacity tier's code than in a mirror.
     fn is_born_first(self, kind: &JobKind) -> bool {
         match kind {
             JobKind::Destage { .. } => true,
@@ -269,8 +270,8 @@ impl Rotation {
         topology.first_tier().is_some() && self.fill_per_mille(topology) >= FULL_PER_MILLE
     }
 
-    /// The oldest segments of the first tier, with so many blocks that can be read, or a few more; at most so many. `there` gives those that can be
-    /// read and were not emptied.
+    /// The oldest segments of the first tier, with so many blocks that can be read, or a few more; at most so many.
+    /// `there` gives those that can be read and were not emptied.
     pub(crate) fn take_oldest(
         &mut self,
         topology: Topology<'_>,

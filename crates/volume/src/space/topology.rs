@@ -1,9 +1,9 @@
-//! What there is for the volume, by its policy and what is known of nodes and devices: fault domains, layouts and rules that
-//! can be had now, and whether what was written bears what it is to bear.
+//! What there is for the volume, by its policy and what is known of nodes and devices: fault domains, layouts and rules
+//! that can be had now, and whether what was written bears what it is to bear.
 //!
-//! Role: a view, made anew for each question; it changes nothing. Fault domains are nodes, or devices where the layout is over
-//! these. Such a volume bears the loss of devices, not of a node; it goes on with its last device, in one copy, as that is
-//! what it promises; until there is another one it shows as at risk.
+//! Role: a view, made anew for each question; it changes nothing. Fault domains are nodes, or devices where the layout
+//! is over these. Such a volume bears the loss of devices, not of a node; it goes on with its last device, in one copy,
+//! as that is what it promises; until there is another one it shows as at risk.
 
 use super::governor::Need;
 use super::reserve::Keep;
@@ -18,7 +18,8 @@ use holdfast_format::root::Root;
 use holdfast_format::wire::DeviceStat;
 use std::time::Duration;
 
-/// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited out.
+/// How long all other nodes must have been out before copies are put onto devices of one: a pause of theirs is waited
+/// out.
 const ALONE_AFTER: Duration = Duration::from_millis(200);
 
 /// Where a segment may be written.
@@ -73,8 +74,8 @@ impl<'a> Topology<'a> {
         AckRule { copies: (devices as u8).max(self.copies_alone()), domains: 0 }
     }
 
-    /// Whether a shard may lie there beside the others of its segment: on a device of its own, and, where fault domains are
-    /// nodes, on no node that another domain's shards are on.
+    /// Whether a shard may lie there beside the others of its segment: on a device of its own, and, where fault domains
+    /// are nodes, on no node that another domain's shards are on.
     pub(crate) fn may_lie(self, geometry: &Geometry, homes: &[Leg], index: u8, there: Leg) -> bool {
         let domain = geometry.domain_of(index);
         let is_on_devices = self.basis.is_on_devices();
@@ -85,8 +86,8 @@ impl<'a> Topology<'a> {
         })
     }
 
-    /// Whether it is another volume's segment whose shards lie closer together than this volume's fault domains: then this volume
-    /// writes what it sees of it anew.
+    /// Whether it is another volume's segment whose shards lie closer together than this volume's fault domains: then
+    /// this volume writes what it sees of it anew.
     pub(crate) fn is_crowded_foreign(self, no: SegmentNo, info: &SegmentInfo) -> bool {
         self.basis.is_foreign(no) && info.visible() > 0 && self.crowded(&info.geometry, &info.homes).is_some()
     }
@@ -148,8 +149,8 @@ impl<'a> Topology<'a> {
         AckRule { copies: domains.max(self.copies_alone()), domains }
     }
 
-    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other, or of devices
-    /// wherever they are, goes on with the last device, when it has come to that.
+    /// Copies in the log while one node is left. What bears the loss of a node and of a device of the other, or of
+    /// devices wherever they are, goes on with the last device, when it has come to that.
     pub(crate) fn copies_alone(self) -> u8 {
         let layout = self.root().layout;
         if (layout.is_nested() || layout.is_on_devices()) && self.is_last_device() { 1 } else { 2 }
@@ -194,8 +195,8 @@ impl<'a> Topology<'a> {
             && self.peers.may_hold(Leg { node, device: d.device }, shard_bytes)
     }
 
-    /// Whether one node is left, with two devices at least, and the others have been out for a while: then copies lie on
-    /// two of its devices, and go apart when others are back.
+    /// Whether one node is left, with two devices at least, and the others have been out for a while: then copies lie
+    /// on two of its devices, and go apart when others are back.
     pub(crate) fn is_alone(self) -> bool {
         self.is_last_node() && self.usable_devices().nth(1).is_some()
     }
@@ -232,8 +233,8 @@ impl<'a> Topology<'a> {
         usable.filter(move |d| self.peers.takes_shards(d))
     }
 
-    /// The layout to write new segments in, with the nodes usable now. With a single device left nothing is destaged: the
-    /// log keeps what is written.
+    /// The layout to write new segments in, with the nodes usable now. With a single device left nothing is destaged:
+    /// the log keeps what is written.
     pub(crate) fn layout_now(self) -> Option<Layout> {
         let layout = self.root().layout;
         match self.domain_count() {
@@ -289,7 +290,8 @@ impl<'a> Topology<'a> {
 
     // ---- what segments bear ----
 
-    /// Whether one more loss would take the segment, with shards missing where they can't be used, and where `lacks` says so.
+    /// Whether one more loss would take the segment, with shards missing where they can't be used, and where `lacks`
+    /// says so.
     pub(crate) fn bears_nothing(self, info: &SegmentInfo, lacks: impl Fn(u8) -> bool) -> bool {
         let is_on_devices = self.basis.is_on_devices();
         let is_beside = |one: &Leg, other: &Leg| {
@@ -310,7 +312,8 @@ impl<'a> Topology<'a> {
         is_lost_without(None) || there.iter().any(|(_, home)| is_lost_without(Some(home)))
     }
 
-    /// How much it is needed that the segment's data are moved, or a shard made again: `lacks` says which are missing or damaged.
+    /// How much it is needed that the segment's data are moved, or a shard made again: `lacks` says which are missing
+    /// or damaged.
     pub(crate) fn need_of(self, info: &SegmentInfo, lacks: impl Fn(u8) -> bool + Copy) -> Need {
         let is_out = |(index, home): (usize, &Leg)| lacks(index as u8) || !self.peers.leg_usable(*home);
         if self.bears_nothing(info, lacks) {

@@ -1,4 +1,5 @@
-//! Ratchets: counts of what is to become less. None may grow; one that has gone down is lowered here, so that it stays down.
+//! Ratchets: counts of what is to become less. None may grow; one that has gone down is lowered here, so that it stays
+//! down.
 
 use super::Finding;
 use super::source::Source;
