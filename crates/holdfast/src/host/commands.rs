@@ -33,7 +33,7 @@ pub type Answer<T> = SyncSender<T>;
 pub enum Command {
     /// What shall become of volumes.
     Order {
-        order: Order,
+        order: Box<Order>,
         answer: Answer<Outcome>,
     },
     Status {
@@ -182,7 +182,7 @@ impl Shell {
 
     pub(super) fn on_command(&mut self, now: Instant, command: Command, io: &mut Io) {
         match command {
-            Command::Order { order, answer } => self.give_order(now, order, answer),
+            Command::Order { order, answer } => self.give_order(now, *order, answer),
             Command::Status { answer } => tell(&answer, self.live_status(now)),
             Command::Volume { name, answer } => tell(&answer, self.volume_info(&name)),
             Command::Anatomy { name, answer } => tell(&answer, self.parts_of(&name)),

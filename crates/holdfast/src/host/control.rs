@@ -489,7 +489,7 @@ impl ControlPlane {
     }
 
     pub(super) fn order_within(&self, patience: Duration, order: Order) -> Result<Outcome> {
-        ask(&self.reactor, patience, |answer| Command::Order { order, answer })
+        ask(&self.reactor, patience, |answer| Command::Order { order: Box::new(order), answer })
     }
 
     pub(super) fn status(&self) -> Result<HostStatus> {
