@@ -212,8 +212,10 @@ pub enum Order {
         lists: Lists,
         limits: Limits,
     },
-    /// Takes no more sessions, and closes all volumes.
-    Stop,
+    /// Takes no session and opens no volume any more: the host is about to stop.
+    TakeNoMore,
+    /// Closes all volumes.
+    CloseAll,
 }
 
 /// What is needed to open a volume, from its root record.

@@ -77,6 +77,7 @@ pub struct Host {
     pub(crate) writer_events: VecDeque<(Token, HeadId, WriterEvent)>,
     pub(crate) closed: VecDeque<Token>,
     pub(crate) changed: Vec<VolumeId>,
+    now: Instant,
     chores_at: Instant,
     pub(crate) is_stopping: bool,
     pub(crate) mutations: Mutations,
@@ -105,6 +106,7 @@ impl Host {
             writer_events: VecDeque::new(),
             closed: VecDeque::new(),
             changed: Vec::new(),
+            now: Instant::ZERO,
             chores_at: Instant::ZERO,
             is_stopping: false,
             mutations: config.mutations,
@@ -114,8 +116,9 @@ impl Host {
         }
     }
 
-    /// Handles one event to its end; everything wanted of the world is in `out` afterwards.
+    /// Handles one event to its end; everything wanted of the world is in `out` afterwards. Time does not go back.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
+        let now = self.pass_to(now);
         match event {
             Event::Node { node, call, reply, payload } => {
                 self.drive(now, call.volume, VolumeEvent::Node { node, token: call.token, reply, payload }, out);
@@ -145,6 +148,12 @@ impl Host {
             Event::Tick => self.on_tick(now, out),
         }
         self.settle(now, out);
+    }
+
+    /// The time of what is handled now.
+    pub(crate) fn pass_to(&mut self, now: Instant) -> Instant {
+        self.now = self.now.max(now);
+        self.now
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

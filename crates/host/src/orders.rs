@@ -1,9 +1,9 @@
 //! Orders of the control plane: what shall become of volumes that are here, or shall be.
 
 use crate::event::{ChangeOutcome, CloseOutcome, Effect, OpenSpec, Order, Outcome, ResizeOutcome, Wanted};
-use crate::host::{Host, Out, info};
+use crate::host::{Host, Out, info, warn};
 use crate::reservation::FixedVolume;
-use crate::volumes::Volume;
+use crate::volumes::{VOLUMES_MAX, Volume};
 use crate::waiters::Awaited;
 use holdfast_base::{DeviceId, HeadId, Instant, Token, VolumeId};
 use holdfast_volume::{Change, Claim, Event as VolumeEvent, State, Target, Warming};
@@ -44,8 +44,8 @@ impl Host {
                 self.set_offers(offers, hosts, out);
                 Some(Outcome::Done)
             }
-            Order::Stop => {
-                self.stop(now, out);
+            Order::CloseAll => {
+                self.close_all(now, out);
                 Some(Outcome::Done)
             }
             order => self.on_small_order(now, ticket, order, out),
@@ -103,6 +103,7 @@ impl Host {
                 self.near = nodes.clone();
                 self.drive_all(now, &VolumeEvent::Near { nodes }, out);
             }
+            Order::TakeNoMore => self.is_stopping = true,
             Order::Share(volumes) => self.set_shared(volumes),
             Order::SetFixed { volume, fixed } => self.set_fixed(now, volume, fixed, out),
             Order::Access { lists, limits } => {
@@ -139,9 +140,14 @@ impl Host {
         if let Some(at) = self.volumes.find_id(spec.volume).filter(is_former) {
             self.on_volume_closed(now, at, out);
         }
-        if !self.volumes.table.is_full() {
-            self.open_volume(now, spec, (exported, begin), out);
+        if self.volumes.table.is_full() {
+            let name = &spec.name;
+            return warn(
+                out,
+                format!("volume {name} is not opened: {VOLUMES_MAX} are, and a host has no more at a time"),
+            );
         }
+        self.open_volume(now, spec, (exported, begin), out);
     }
 
     /// Reads what another host is about to hand over.
@@ -196,9 +202,8 @@ impl Host {
         }
     }
 
-    /// No session is taken any more, and every volume is closed; see [`Host::count_open`].
-    fn stop(&mut self, now: Instant, out: Out) {
-        self.is_stopping = true;
+    /// Every volume is closed; see [`Host::count_open`].
+    fn close_all(&mut self, now: Instant, out: Out) {
         info(out, format!("stopping: {} volumes are closed first", self.volumes.table.len()));
         for at in self.volumes.tokens() {
             self.drain_filters(now, at, out);

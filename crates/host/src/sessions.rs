@@ -131,6 +131,7 @@ impl Host {
         export: &str,
         out: Out,
     ) -> Result<(Token, ExportInfo), Denied> {
+        let now = self.pass_to(now);
         let opened = self.open_now(connection, export, out);
         self.settle(now, out);
         opened

@@ -21,11 +21,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// Calls to nodes, and orders, that may be under way at a time.
+/// Calls to nodes that may be under way at a time.
 const WAITERS_MAX: usize = 4096;
 
-/// Ticket of an order that nobody waits for: no slab gives it.
-const NOBODY: u64 = u64::MAX;
+/// Ticket of orders that nobody waits for.
+const NOBODY: u64 = 0;
 
 /// The sending half of a channel of capacity one.
 pub type Answer<T> = SyncSender<T>;
@@ -145,12 +145,15 @@ pub struct LiveStatus {
 /// Calls of the control plane that are under way: to nodes, and orders to the host.
 pub struct Waiters {
     calls: Slab<Answer<Option<Reply>>>,
-    orders: Slab<Answer<Outcome>>,
+    /// By ticket, until what was wanted has happened: some never hear, since their volume stays open and something else was
+    /// wanted since.
+    orders: BTreeMap<u64, Answer<Outcome>>,
+    next_ticket: u64,
 }
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        Waiters { calls: Slab::new(WAITERS_MAX), orders: Slab::new(WAITERS_MAX) }
+        Waiters { calls: Slab::new(WAITERS_MAX), orders: BTreeMap::new(), next_ticket: NOBODY + 1 }
     }
 }
 
@@ -167,7 +170,7 @@ impl Waiters {
     }
 
     pub fn on_done(&mut self, ticket: u64, outcome: Outcome) {
-        if let Some(answer) = self.orders.remove(Token(ticket)) {
+        if let Some(answer) = self.orders.remove(&ticket) {
             tell(&answer, outcome);
         }
     }
@@ -218,11 +221,10 @@ impl Shell {
     }
 
     fn give_order(&mut self, now: Instant, order: Order, answer: Answer<Outcome>) {
-        // Who asked hears that nobody answers.
-        if !self.waiters.orders.is_full() {
-            let ticket = self.waiters.orders.insert(answer).0;
-            self.host.handle(now, HostEvent::Order { ticket, order }, &mut self.effects);
-        }
+        let ticket = self.waiters.next_ticket;
+        self.waiters.next_ticket += 1;
+        self.waiters.orders.insert(ticket, answer);
+        self.host.handle(now, HostEvent::Order { ticket, order }, &mut self.effects);
     }
 
     /// An order that nobody waits for.

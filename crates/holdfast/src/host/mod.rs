@@ -123,6 +123,8 @@ pub struct Shell {
     host_listeners: Vec<ListenerId>,
     /// Of clients, by their sessions here.
     requests: VecDeque<(Token, BlockRequest)>,
+    /// Of the batch of events that is being handled: all of it happens at one time.
+    now: Instant,
     chores_at: Instant,
     started: Instant,
     near: near::Near,
@@ -222,6 +224,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         nbd_listeners: listeners,
         host_listeners: host_listener.iter().map(|(listener, _)| *listener).collect(),
         requests: VecDeque::new(),
+        now: started,
         chores_at: started,
         started,
         near,
@@ -479,11 +482,12 @@ impl Shell {
             return io.stop();
         }
         self.life = Life::Stopping { give_up_at: now + STOP_MAX };
+        self.tell_host(now, Order::TakeNoMore);
         for client in self.clients.tokens() {
             self.shut_client_down(client, io);
         }
         self.settle(now, io);
-        self.tell_host(now, Order::Stop);
+        self.tell_host(now, Order::CloseAll);
     }
 
     /// Ends the reactor once every volume is closed, or has had its time.
@@ -507,6 +511,7 @@ impl Shell {
 
 impl App for Shell {
     fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
+        self.now = now;
         match event {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
@@ -556,6 +561,7 @@ impl App for Shell {
     }
 
     fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
+        self.now = now;
         self.settle_sends(io);
         self.settle(now, io);
         self.tell_of_strangers(now);

@@ -370,7 +370,7 @@ impl Shell {
             }
             if closes {
                 io.close(conn);
-                self.forget_client(io.now(), token);
+                self.forget_client(self.now, token);
                 break;
             }
             let Some(export) = opening.take() else {
@@ -381,7 +381,7 @@ impl Shell {
                 }
                 break;
             };
-            let result = self.open_export(io.now(), token, &export);
+            let result = self.open_export(self.now, token, &export);
             self.settle_handshake(token, &result);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
             let offered = Offered::to(&client.caller, &self.host);
@@ -451,7 +451,7 @@ impl Shell {
     pub(super) fn abort_client(&mut self, token: Token, io: &mut Io) {
         if let Some(client) = self.clients.table.get(token) {
             io.abort(client.conn);
-            self.forget_client(io.now(), token);
+            self.forget_client(self.now, token);
         }
     }
 
@@ -461,7 +461,7 @@ impl Shell {
         let Some(client) = table.get_mut(token) else { return };
         client.opened = None;
         if let Some(why) = why {
-            teller.tell(io.now(), &client.peer, why);
+            teller.tell(self.now, &client.peer, why);
         }
         self.abort_client(token, io);
     }

@@ -10,6 +10,7 @@ mod ratchet;
 mod rules;
 mod shares;
 mod source;
+mod walks;
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -68,6 +69,7 @@ pub fn run() -> Result<()> {
     }
     findings.extend(ratchet::check(&sources));
     findings.extend(docs::check(root)?);
+    findings.extend(walks::check(root)?);
     let shares = shares::Shares::count(&sources, &tests_only);
     findings.extend(shares.check());
     println!("{}", shares.text());
