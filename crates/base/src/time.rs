@@ -15,12 +15,6 @@ impl Instant {
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
-
-    /// The first multiple of a span from here on.
-    pub fn next_multiple_of(self, span: Duration) -> Instant {
-        let span = (span.as_nanos() as u64).max(1);
-        Instant(self.0.div_ceil(span).saturating_mul(span))
-    }
 }
 
 impl Add<Duration> for Instant {
@@ -48,18 +42,5 @@ pub fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn multiples_of_a_span_are_met_from_below() {
-        let span = Duration::from_millis(10);
-        let next = |ms: u64| Instant(ms * 1_000_000).next_multiple_of(span).0 / 1_000_000;
-        assert_eq!([next(0), next(1), next(10), next(11), next(20)], [0, 10, 10, 20, 20]);
-        assert!(Instant(u64::MAX).next_multiple_of(span) >= Instant(u64::MAX - 10_000_000));
     }
 }

@@ -88,7 +88,7 @@ impl Host {
         if stack.is_idle() {
             volume.filters.retain(|(of, _)| *of != head);
         }
-        self.volumes.arm(at);
+        self.touch(at);
         for effect in effects.take() {
             match effect {
                 Effect::Up(reply) => self.replies.push_back((at, reply)),

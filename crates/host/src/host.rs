@@ -77,6 +77,8 @@ pub struct Host {
     pub(crate) writer_events: VecDeque<(Token, HeadId, WriterEvent)>,
     pub(crate) closed: VecDeque<Token>,
     pub(crate) changed: Vec<VolumeId>,
+    /// Volumes that something happened to in this event.
+    touched: Vec<Token>,
     now: Instant,
     chores_at: Instant,
     pub(crate) is_stopping: bool,
@@ -106,6 +108,7 @@ impl Host {
             writer_events: VecDeque::new(),
             closed: VecDeque::new(),
             changed: Vec::new(),
+            touched: Vec::new(),
             now: Instant::ZERO,
             chores_at: Instant::ZERO,
             is_stopping: false,
@@ -244,7 +247,7 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let mut effects = std::mem::take(&mut self.volume_effects);
         volume.controller.handle(now, event, &mut effects);
-        self.volumes.arm(at);
+        self.touch(at);
         for effect in effects.drain() {
             match effect {
                 VolumeEffect::Send { node, lane, token, request, payload } => {
@@ -337,6 +340,13 @@ impl Host {
         }
     }
 
+    /// A volume's deadlines may have changed.
+    pub(crate) fn touch(&mut self, at: Token) {
+        if self.touched.last() != Some(&at) {
+            self.touched.push(at);
+        }
+    }
+
     /// Works off everything that parts pushed, and what follows from that.
     pub(crate) fn settle(&mut self, now: Instant, out: Out) {
         loop {
@@ -351,6 +361,10 @@ impl Host {
             } else if !self.settle_forward(now, out) {
                 break;
             }
+        }
+        // Not before: in between a deadline may be one that is just being seen to.
+        while let Some(at) = self.touched.pop() {
+            self.volumes.arm(at);
         }
         if !self.changed.is_empty() {
             let mut changed = std::mem::take(&mut self.changed);
@@ -405,7 +419,6 @@ impl Host {
             self.drive(now, at, VolumeEvent::Tick, out);
             self.tick_filters(now, at, out);
             self.tick_writers(now, at, out);
-            self.volumes.rearm(at);
         }
         self.tick_groups(now, out);
         self.forward.tick(now);

@@ -252,7 +252,7 @@ impl Volumes {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Something happened to a volume: it may want to be looked at sooner.
+    /// Something happened to a volume, and all of it is done: it may want to be looked at sooner.
     pub fn arm(&mut self, at: Token) {
         let Some(volume) = self.table.get_mut(at) else { return };
         let Some(due) = volume.next_deadline() else { return };
@@ -262,29 +262,19 @@ impl Volumes {
         }
     }
 
-    /// Volumes whose deadline has come, in the order of their deadlines. They are armed again by [`Volumes::rearm`] alone:
-    /// between the ticks of a volume's parts the earliest deadline may be one that is being seen to.
+    /// Volumes whose deadline has come, in the order of their deadlines; not armed any more.
     pub fn take_due(&mut self, now: Instant) -> Vec<Token> {
         let mut due = Vec::new();
         while let Some(Reverse((armed_at, at))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.timers.pop();
             let Some(volume) = self.table.get_mut(at).filter(|v| v.armed_at == Some(armed_at)) else { continue };
-            if volume.next_deadline().is_some_and(|deadline| deadline <= now) {
-                volume.armed_at = Some(Instant::ZERO);
-                due.push(at);
-            } else {
-                self.rearm(at);
+            volume.armed_at = None;
+            match volume.next_deadline() {
+                Some(deadline) if deadline <= now => due.push(at),
+                _ => self.arm(at),
             }
         }
         due
-    }
-
-    /// All parts of a volume that was due have had their ticks.
-    pub fn rearm(&mut self, at: Token) {
-        if let Some(volume) = self.table.get_mut(at) {
-            volume.armed_at = None;
-            self.arm(at);
-        }
     }
 
     pub fn tokens(&self) -> Vec<Token> {
@@ -568,9 +558,8 @@ mod tests {
         let first = volumes.next_deadline().expect("a controller has one");
         assert!(first > Instant::ZERO && volumes.take_due(Instant::ZERO).is_empty());
         assert_eq!(volumes.take_due(first), [a, b]);
-        volumes.arm(a);
         assert_eq!((volumes.take_due(first), volumes.next_deadline()), (vec![], None), "until they are armed again");
-        volumes.rearm(b);
+        volumes.arm(b);
         assert!(volumes.next_deadline().is_some());
         volumes.remove(b);
         assert!(volumes.take_due(first).is_empty(), "one that is gone is never due");

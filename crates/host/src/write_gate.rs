@@ -126,7 +126,7 @@ impl Host {
         };
         let mut effects = Effects::new();
         volume.writers_of(head, mutations).handle(now, event, &mut effects);
-        self.volumes.arm(at);
+        self.touch(at);
         for held in left {
             self.answer(now, at, held.origin, Err(BlockError::Deposed), out);
         }

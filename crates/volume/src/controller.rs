@@ -78,9 +78,6 @@ const TICK_BUSY: Duration = Duration::from_millis(2);
 /// Otherwise this often, for work by age.
 const TICK_IDLE: Duration = Duration::from_millis(500);
 
-/// Idle ticks come at multiples of this: many volumes of a host wake it once, and not each by itself.
-const TICK_IDLE_STEP: Duration = Duration::from_micros(31_250);
-
 /// Hedges allowed: one in this many appends, beyond a first few.
 const HEDGE_SHARE: u64 = 20;
 const HEDGES_FREE: u64 = 64;
@@ -237,14 +234,11 @@ impl Controller {
         match self.state {
             State::Deposed | State::Closed => self.release_deadline(),
             _ => {
-                let tick = match self.is_busy() {
-                    true => self.last_tick + TICK_BUSY,
-                    false => (self.last_tick + TICK_IDLE).next_multiple_of(TICK_IDLE_STEP),
-                };
+                let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
                 let writes = earliest(self.direct.deadline(), self.writes.deadline());
                 let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
                 let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
-                earliest(Some(tick), earliest(writes, others))
+                earliest(Some(self.last_tick + pace), earliest(writes, others))
             }
         }
     }
