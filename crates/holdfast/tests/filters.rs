@@ -61,6 +61,7 @@ fn what_makes_no_filter_is_refused_and_the_rest_is_told_of() {
         let error = grid.fails(&format!("volume filter {line}"));
         assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
     }
+    assert_eq!(grid.ok("volume layer kinds"), grid.ok("volume filter kinds"), "the former spelling");
     assert!(grid.ok("volume filter list v1").contains("has no filters"));
     let kinds = grid.ok("volume filter kinds");
     let help = grid.ok("volume filter --help");
@@ -281,7 +282,8 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     a.ok("volume filter remove v1");
     check_limited(a, "iops=200,burst=1ms");
     assert!(filter(a, 1).is_null());
-    b.ok("volume export v1 --multipath");
+    // The former spelling.
+    b.ok("volume export v1 --portal");
     a.ok("volume handover v1 --to b");
     hurry(&mut near, 2);
     check_limited(b, "iops=200,burst=1ms");

@@ -1,12 +1,12 @@
 //! Filters before the volumes of this host: see [`holdfast_filter`].
 //!
 //! Role: around [`Stack`]. Whoever asks a volume has a place among the requests under way until it is answered, whatever
-//! filters do with the request; what they ask the controller has one there, too. So all that filters hold counts as under
+//! filters do with the request. What they ask the controller has one there, too. So all that filters hold counts as under
 //! way, and a session that must come behind it does ([`crate::requests::Barrier`]).
 //!
 //! Filters live as long as this host has the volume in service: they are in no record, but for a volume's limit
-//! ([`crate::limits`]). They are drained before the volume is closed or handed over, so that nothing comes out of them later;
-//! with a controller that is gone they are dropped, and what they held is answered as what the controller had.
+//! ([`crate::limits`]). They are drained before the volume is closed or handed over, so that nothing comes out of them later.
+//! With a controller that is gone they are dropped, and what they held is answered as what the controller had.
 //!
 //! Limits: what filters may ask beyond what they are asked is kept free among the requests under way.
 

@@ -1,7 +1,7 @@
 //! The machine of one host: events in, effects out.
 //!
-//! One event is handled to its end: what its parts push gathers in queues, and [`Host::handle`] works these off until all
-//! are empty, so that no part is ever entered twice.
+//! One event is handled to its end. What parts push gathers in queues, and [`Host::handle`] works these off until all are
+//! empty: so no part is ever entered twice.
 //!
 //! Parts: [`Volumes`] with a controller each, sessions of clients, forwarding between hosts, groups of snapshots, and
 //! those who wait for what an order asked for.

@@ -1,7 +1,7 @@
 //! One host as a machine: the sessions of its clients, the volumes that it has open, and all that lies between the two.
 //!
 //! Role: [`Host`] gets what front ends, nodes, other hosts, the metadata store and the control plane say, and pushes what it
-//! wants of them ([`Event`], [`Effect`]). It does no I/O and knows no protocol: a front end is a module of the shell that
+//! wants of them ([`Event`], [`Effect`]). It does no I/O and knows no protocol. A front end is a module of the shell: it
 //! turns bytes into requests of a session, and replies and [`News`] into bytes. The simulator drives this very machine.
 //!
 //! A request's way: session → forwarding ([`forward::Ingress`], where several hosts offer the volume) → right to write

@@ -3,7 +3,7 @@
 //! Unlike other filters it is there before the first request, at every host that has the volume in service, until an operator
 //! changes it. Sessions of other hosts go through it, too.
 //!
-//! A request that comes looks whether the filter is as the records say: so it is put back after a drain that did not end the
+//! A request that comes looks whether the filter is as the records say. So it is put back after a drain that did not end the
 //! service, and a volume that just opens needs no step of its own.
 
 use crate::host::{Host, Out, warn};

@@ -34,7 +34,7 @@ pub struct Origin {
     pub changes: Option<HeadId>,
 }
 
-/// Who goes on when what was asked before is done: a client that was cut off with a write under way may be back, and what it
+/// Who goes on when what was asked before is done. A client that was cut off with a write under way may be back, and what it
 /// then writes must come after that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Barrier {

@@ -1,7 +1,7 @@
 //! Reservations: room that is set aside for fixed volumes, of what they have not written yet.
 //!
 //! A fixed volume owns its size and a sixteenth, in its layout. What its segments take comes off that, also what is dead in
-//! them: of a volume that is overwritten there is always some, and with the sixteenth it is enough that the cleaner always
+//! them. Of a volume that is overwritten there is always some, and with the sixteenth it is enough that the cleaner always
 //! has something to gain. The rest is set aside. Other volumes' clients don't write to it, nor does what is in their logs and
 //! has yet to find a place; see [`holdfast_volume::claims`].
 //!

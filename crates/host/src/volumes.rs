@@ -13,7 +13,7 @@ use crate::writers::{Writers, WritersView};
 use holdfast_base::size::Size;
 use holdfast_base::time::earliest;
 use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, Instant, ObjectId, RequestToken, Slab, Token, VolumeId};
-use holdfast_filter::{FilterId, FilterView, Stack};
+use holdfast_filter::{FilterId, Stack};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
@@ -385,10 +385,6 @@ impl Volume {
     /// The filters before a head, from above; and what the controller answers to them.
     pub fn stack(&self, head: HeadId) -> Option<&Stack> {
         self.filters.iter().find(|(of, _)| *of == head).map(|(_, stack)| stack)
-    }
-
-    pub fn filters_of(&self, head: HeadId) -> Vec<FilterView> {
-        self.stack(head).map_or(Vec::new(), Stack::filters)
     }
 
     /// Whether a filter is the limit that the records tell of.

@@ -1,8 +1,9 @@
 //! Runs of several hosts that offer one volume: the real [`Host`]s with their controllers, simulated connections between
 //! them, and clients that go from path to path.
 //!
-//! Role: the shells of the hosts, and an operator that hands the volume over and has it taken over. Each client has a part of the volume for itself and never has two requests on the same sectors under way: so
-//! any write that is carried out after its answer shows as a read that goes back.
+//! Role: the shells of the hosts, and an operator that hands the volume over and has it taken over. Each client has a part of
+//! the volume for itself, and never two requests on the same sectors under way. So any write that is carried out after its
+//! answer shows as a read that goes back.
 //!
 //! In a third of the runs filters stand before the controllers, which delay, stall and ration requests: what a filter holds when the
 //! volume goes elsewhere, or its client does, must not come out late.

@@ -1,8 +1,8 @@
 //! Tables of figures in pages, made from `results/`: goals and commands from `goals.json`, figures from a file a run.
 //!
 //! A page has the place of a table between two marks: `<!-- figures: NAME -->` and `<!-- end of figures -->`. Of each
-//! figure the newest run counts: files are named by date (with the hour, `T20`, of a later one that day) and commit, and
-//! the last that has it gives it.
+//! figure the newest run counts, which is the last file that has it. Files are named by date and commit; a later one of a
+//! day has the hour, too (`T20`).
 
 use crate::tools;
 use anyhow::{Context, Result, bail};

@@ -259,6 +259,7 @@ struct Create {
 
 /// What of a volume is to change.
 #[derive(Args, Debug)]
+#[command(override_usage = "holdfast volume set <NAME> --SETTING VALUE...")]
 #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
     .args(["layout", "protect", "provisioning", "integrity", "first_tier", "media", "limit"])))]
 struct Set {

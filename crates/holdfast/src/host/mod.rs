@@ -354,7 +354,8 @@ impl Shell {
             }
             Effect::Reconnect { node } => self.links.reconnect(now, node, io),
             Effect::Abort { to, why } => self.on_client_aborted(to, why.as_deref(), io),
-            Effect::News { to, news } => self.on_client_news(to, news),
+            // NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
+            Effect::News { .. } => {}
             Effect::Peer(effect) => self.on_peer_effect(now, effect, io),
             Effect::Done { ticket, outcome } => self.waiters.on_done(ticket, outcome),
             Effect::Changed { volume } => self.tell_local(volume),

@@ -16,7 +16,7 @@ use super::tls::Secured;
 use holdfast_base::{BlockReply, Buf, BufMut, Effects, ExportInfo, GridId, Instant, ObjectId, Slab, Token};
 use holdfast_format::portal::Client as Association;
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
-use holdfast_host::{Caller, Connection, Denied, DeniedKind, Event, Handshakes, Host, HostPlaces, News, Source};
+use holdfast_host::{Caller, Connection, Denied, DeniedKind, Event, Handshakes, Host, HostPlaces, Source};
 use holdfast_runtime::framed::REVOKED;
 use holdfast_runtime::reactor::{ConnId, Io};
 use holdfast_runtime::revoked::RevokedNow;
@@ -330,13 +330,6 @@ impl Shell {
         let Some(client) = table.get_mut(to) else { return };
         client.session.on_reply(reply, effects);
         self.carry_out_session(to, io);
-    }
-
-    /// NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
-    pub(super) fn on_client_news(&mut self, _to: Token, news: News) {
-        match news {
-            News::SizeBytes(_) | News::Owner(_) | News::Fenced | News::IsFull(_) => {}
-        }
     }
 
     /// Carries out what a session pushed, and what follows from it. Requests gather for [`Shell::settle`].

@@ -1,7 +1,7 @@
 //! Forwarding between hosts: a client reaches a volume at any host that offers it, wherever the host is that owns it, and
 //! keeps its connection while the owner changes.
 //!
-//! Role: two machines, one for each end. [`Ingress`] has the sessions of the clients of its host: what they ask it gives to
+//! Role: two machines, one for each end. [`Ingress`] has the sessions of the clients of its host. What they ask it gives to
 //! the controller beside it, or to the host that owns the volume, or holds until one of the two can take it. [`OwnerEnd`] has
 //! the sessions that other hosts have attached, and gives what comes to its host's controllers. Neither judges who owns a
 //! volume: that is the epoch's business (protocol rules 5 and 8), and where to ask they are told.
@@ -9,10 +9,10 @@
 //! Invariants (protocol rule 22)
 //! 1. A request that a client was not told anything about may be carried out more than once, as with every multipath; once it
 //!    was answered, or its session ended, it never is.
-//! 2. A forwarding host ends a session no earlier than nothing of it can be carried out any more: its owner has confirmed
+//! 2. A forwarding host ends a session no earlier than nothing of it can be carried out any more. Its owner has confirmed
 //!    that, or refuses by now what the forwarding host had sent.
-//! 3. A forwarding host that stood still, or was cut off, for longer than its sessions live ends them before it looks at
-//!    anything that they have sent: their clients may have gone to another path.
+//! 3. A forwarding host may have stood still, or been cut off, for longer than its sessions live. Then it ends them before it
+//!    looks at anything that they have sent: their clients may have gone to another path.
 
 mod ingress;
 mod owner;
