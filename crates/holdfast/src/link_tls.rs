@@ -1,6 +1,6 @@
 //! The door of a node or a host, where others come and show who they are.
 //!
-//! Role: says who stands at the door, and who is let in. What they send is the business of their [`Framed`] connection.
+//! Role: says who stands at the door, and who is let in. What they send is the business of their `Framed` connection.
 //!
 //! States of a connection at a door: at the door → in (its handshake is done, or without TLS its first message has
 //! come, see [`Door::let_in`]) or gone (refused, overdue, or pushed out by newer ones).

@@ -8,7 +8,7 @@
 
 use super::layout::NodeConfig;
 use super::node_client::NodeClient;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use holdfast_base::{DeviceId, GridId, NodeId, ShardId};
 use holdfast_format::copy;
 use holdfast_format::geometry::Layout;
@@ -75,6 +75,8 @@ pub struct Written {
     pub away: Vec<String>,
     /// Devices that took none although their nodes answer.
     pub failed: Vec<String>,
+    /// How many of these have a newer one: somebody else writes at the same time.
+    pub outdone: usize,
 }
 
 impl Written {
@@ -154,12 +156,22 @@ impl Places {
         };
         for (place, done) in with_each(found, work).into_iter().flatten() {
             match done {
-                Ok(()) => drop(written.on.insert(place)),
+                Ok(Put::Done) => drop(written.on.insert(place)),
+                Ok(Put::Outdone) => {
+                    written.outdone += 1;
+                    written.failed.push(format!("device {} has a newer copy of the metadata by now", place.1));
+                }
                 Err(error) => written.failed.push(format!("{error:#}")),
             }
         }
         written
     }
+}
+
+enum Put {
+    Done,
+    /// It has a newer one.
+    Outdone,
 }
 
 /// A device that has a newer copy takes no older one: where a volume's key was wrapped anew in between, the former
@@ -169,11 +181,10 @@ fn put(
     (grid, device): (GridId, DeviceId),
     (copy, parts): (&Copy, &[Vec<u8>]),
     held: Copies,
-) -> Result<()> {
+) -> Result<Put> {
     let of = || format!("device {device}");
-    let outdone = || format!("device {device} has a newer copy of the metadata by now");
     if held.keys().next_back().is_some_and(|newest| *newest > copy.number) {
-        bail!(outdone());
+        return Ok(Put::Outdone);
     }
     let last = held.iter().next_back();
     let last = last.and_then(|(number, shards)| read(client, device, *number, shards.len()).ok());
@@ -185,13 +196,13 @@ fn put(
     let newest = listed(client, device)?.keys().next_back().copied();
     if newest.is_some_and(|newest| newest > copy.number) {
         client.delete_record_parts(device, ids).with_context(of)?;
-        bail!(outdone());
+        return Ok(Put::Outdone);
     }
     let gone = (held.len() + 1).saturating_sub(kept);
     for (_, shards) in held.into_iter().take(gone) {
         client.delete_record_parts(device, shards).with_context(of)?;
     }
-    Ok(())
+    Ok(Put::Done)
 }
 
 /// All copies on a node that can be read, by their numbers.
@@ -224,7 +235,7 @@ mod tests {
     fn a_copy_bears_what_the_layout_bears_or_is_on_all_that_there_is() {
         let on = |places: &[(u32, u128)]| {
             let on = places.iter().map(|(node, device)| (NodeId(*node), DeviceId(*device))).collect();
-            Written { on, away: vec!["node 9".to_string()], failed: vec!["device 9".to_string()] }
+            Written { on, away: vec!["node 9".to_string()], failed: vec!["device 9".to_string()], outdone: 0 }
         };
         let bears = |written: &Written, layout: &str| written.bears(layout.parse().unwrap());
         let (one_node, two_nodes) = (on(&[(1, 1), (1, 2)]), on(&[(1, 1), (2, 3)]));

@@ -23,9 +23,30 @@ fn has_former_key(older: &Held, held: &Held) -> bool {
     keys.into_iter().any(|(key, value)| held.get(key).is_some_and(|now| now != value))
 }
 
+/// How often a copy is begun anew where others, who write theirs at the same time, have outdone it.
+const TRIES: usize = 5;
+
+fn again_where_outdone(mut copy: impl FnMut() -> Result<Written>) -> Result<Written> {
+    let mut written = copy()?;
+    for _ in 1..TRIES {
+        if written.outdone == 0 {
+            break;
+        }
+        written = copy()?;
+    }
+    Ok(written)
+}
+
 impl ControlPlane {
-    /// Gives where it is.
+    /// Gives where it is. One that was outdone is not where it should be, and nobody knows yet whether the newer one will be:
+    /// another follows, with a higher number.
     pub(super) fn copy_records(&self) -> Result<Written> {
+        let written = again_where_outdone(|| self.copy_once())?;
+        self.tell_of_copy(&written);
+        Ok(written)
+    }
+
+    fn copy_once(&self) -> Result<Written> {
         let config = self.config();
         let grid = config.grid_id()?;
         let load_tls = || self.revocations.load_host(&config.host.name);
@@ -45,9 +66,7 @@ impl ControlPlane {
                 .and_then(|file| metadata::records_of(&file))
                 .is_ok_and(|older| has_former_key(&older, &held))
         };
-        let written = places.write(&Copy { number, bytes: &bytes, must_go: &must_go });
-        self.tell_of_copy(&written);
-        Ok(written)
+        Ok(places.write(&Copy { number, bytes: &bytes, must_go: &must_go }))
     }
 
     fn tell_of_copy(&self, written: &Written) {
@@ -85,5 +104,26 @@ impl ControlPlane {
              down; once that is back `holdfast volume rekey {volume}` with the same key says whether it is safe. Until \
              then write nothing there that is nowhere else, and keep a former key"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_another_has_outdone_is_begun_anew() {
+        let outdone = |outdone| Written { outdone, ..Written::default() };
+        let tries = |outdone_times: usize| {
+            let mut tries = 0;
+            let written = again_where_outdone(|| {
+                tries += 1;
+                Ok(outdone(if tries <= outdone_times { 3 } else { 0 }))
+            });
+            (tries, written.unwrap().outdone)
+        };
+        assert_eq!(tries(0), (1, 0));
+        assert_eq!(tries(2), (3, 0));
+        assert_eq!(tries(100), (TRIES, 3), "it is told of as it is");
     }
 }

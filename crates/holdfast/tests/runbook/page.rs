@@ -258,7 +258,9 @@ impl Play {
         let step = self.act.next().unwrap_or_else(|| panic!("{}: nothing else is to be done", self.title));
         let line = filled(&step.command, fill);
         tell(&format!("# {line}"));
-        machines.iter().map(|at| at.ok(&line)).collect()
+        let said: String = machines.iter().map(|at| at.ok(&line)).collect();
+        said.lines().for_each(|line| tell(&format!("  {line}")));
+        said
     }
 }
 
