@@ -187,6 +187,7 @@ impl<'a> Connection<'a> {
             match effect {
                 Effect::Send(head) => send(&head)?,
                 Effect::SendBuf(buf) => send(&buf)?,
+                Effect::Move { export } => unreachable!("{export} is nowhere else"),
                 Effect::Request(request) => self.requests.push(request),
                 Effect::Open { export } => {
                     self.volume = self.catalog.volume(&export);

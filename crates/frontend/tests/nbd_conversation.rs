@@ -122,6 +122,7 @@ impl Shell {
                         let result = Ok(OneExport.find(&export).unwrap());
                         self.session.on_opened(result, &OneExport, &mut self.out);
                     }
+                    Effect::Move { export } => unreachable!("{export} is nowhere else"),
                     Effect::Request(request) => {
                         let crc = match &request.op {
                             BlockOp::Write { data, .. } => holdfast_base::crc32c(data),

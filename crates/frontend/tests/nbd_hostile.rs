@@ -191,6 +191,7 @@ fn run(prng: &mut Prng, bytes: &[u8]) {
                         let result = if prng.chance(900) { Ok(Two.find(&export).unwrap()) } else { Err(refusal) };
                         session.on_opened(result, &Two, &mut out);
                     }
+                    Effect::Move { export } => unreachable!("{export} is nowhere else"),
                     Effect::Request(request) => requests.push(request),
                     Effect::Close => closed = true,
                 }

@@ -41,6 +41,36 @@ pub fn error(text: fmt::Arguments<'_>) {
     log(Level::Error, text);
 }
 
+/// Of several who see the same, one tells.
+#[derive(Clone, Copy)]
+pub struct Voice {
+    tells: bool,
+}
+
+impl Voice {
+    pub fn new(tells: bool) -> Voice {
+        Voice { tells }
+    }
+
+    fn log(self, level: Level, text: fmt::Arguments<'_>) {
+        if self.tells {
+            log(level, text);
+        }
+    }
+
+    pub fn info(self, text: fmt::Arguments<'_>) {
+        self.log(Level::Info, text);
+    }
+
+    pub fn warn(self, text: fmt::Arguments<'_>) {
+        self.log(Level::Warn, text);
+    }
+
+    pub fn error(self, text: fmt::Arguments<'_>) {
+        self.log(Level::Error, text);
+    }
+}
+
 /// The day in UTC of a time in seconds since 1970.
 pub fn date(seconds: u64) -> String {
     utc(seconds, 0)[..10].to_string()

@@ -598,6 +598,7 @@ impl App for NodeShell {
             Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
             Event::Connected { conn } => self.neighbours.on_connected(conn, io),
             Event::ConnectFailed { .. } => {}
+            Event::Detached { .. } => unreachable!("a node hands no connection over"),
         }
         self.handle_local(now, io);
     }

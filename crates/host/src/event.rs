@@ -378,6 +378,8 @@ pub enum GroupOutcome {
     NameTaken(String),
     /// Too many are still being undone.
     Busy,
+    /// Its volumes belong to several reactors of the host.
+    Apart,
     Failed {
         volume: String,
         why: Why,

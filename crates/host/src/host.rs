@@ -185,6 +185,17 @@ impl Host {
         self.volumes.heads().filter_map(|(name, at, head)| Some((name, self.volumes.table.get(at)?, head)))
     }
 
+    /// Names of an open volume and of the clones in it, and what clients may open of them, with the volume or clone that each
+    /// export is of.
+    pub fn shown(&self, volume: VolumeId) -> Option<(BTreeSet<String>, Vec<(ExportInfo, VolumeId)>)> {
+        let at = self.volumes.find_id(volume)?;
+        let found = self.volumes.table.get(at)?;
+        let own = || self.volumes.heads().filter(|(_, of, _)| *of == at);
+        let names = own().map(|(name, ..)| name.to_string()).chain([found.name.clone()]).collect();
+        let exports = own().filter_map(|(name, _, head)| Some((found.exports(name, head), found.id_of(head)?)));
+        Some((names, exports.flat_map(|(exports, id)| exports.into_iter().map(move |export| (export, id))).collect()))
+    }
+
     /// Volumes, clones and snapshots that this client may have, here or by way of other hosts.
     pub fn exports(&self, caller: &Caller) -> Vec<ExportInfo> {
         let mut list = self.volumes.exports();
@@ -286,6 +297,10 @@ impl Host {
             Notice::TiersSet { tiers } => self.waiters.on_policy_set(at, Policy::Tiers(*tiers), out),
             Notice::Changed { change, .. } => {
                 self.volumes.refresh_clones(at);
+                if let Some(volume) = self.volumes.table.get(at) {
+                    // Before anybody is told that it is done.
+                    out.push(Effect::Changed { volume: volume.id });
+                }
                 self.waiters.on_change(at, change, &ChangeOutcome::Done, out);
                 if let Change::ResizeClone { head, size_bytes } = change {
                     self.tell_size(at, *head, *size_bytes, out);

@@ -224,7 +224,12 @@ impl Host {
         caller.refusal(shown, self.volumes.access.get(&id))
     }
 
-    /// The same, for a front end that tells a client before it opens anything.
+    /// The same of an export of this volume or clone, which need not be here.
+    pub fn refuses(&self, caller: &Caller, export: &str, of: VolumeId) -> bool {
+        caller.refusal(export, self.volumes.access.get(&of)).is_some()
+    }
+
+    /// As [`Host::export`] goes by it, for a front end that tells a client before it opens anything.
     pub fn refusal(&self, caller: &Caller, export: &str) -> Option<String> {
         self.why_refused(caller, export)
     }

@@ -284,14 +284,7 @@ impl Volumes {
     /// Volumes, clones and snapshots that clients may come to.
     pub fn exports(&self) -> Vec<ExportInfo> {
         let named = self.heads().filter_map(|(name, at, head)| Some((name, self.table.get(at)?, head)));
-        let snapshots = |v: &Volume, of: &str, head: HeadId| -> Vec<ExportInfo> {
-            let names = v.controller.snapshots().filter(|(_, s)| s.head == head).map(|(_, s)| &s.name);
-            names.filter_map(|name| Some(v.snapshot_export(of, head, name)?.1)).collect()
-        };
-        let serving = named.filter(|(_, v, _)| v.serves());
-        serving
-            .flat_map(|(name, v, head)| std::iter::once(v.export(name, head)).chain(snapshots(v, name, head)))
-            .collect()
+        named.flat_map(|(name, volume, head)| volume.exports(name, head)).collect()
     }
 
     pub fn export(&self, name: &str) -> Option<ExportInfo> {
@@ -431,6 +424,16 @@ impl Volume {
 
     pub(crate) fn remove_session(&mut self, head: HeadId) {
         *self.sessions.get_mut(&head).expect("it was counted") -= 1;
+    }
+
+    /// It under this name, and its snapshots; nothing where it does not serve.
+    pub(crate) fn exports(&self, name: &str, head: HeadId) -> Vec<ExportInfo> {
+        if !self.serves() {
+            return Vec::new();
+        }
+        let snapshots = self.controller.snapshots().filter(|(_, snapshot)| snapshot.head == head);
+        let snapshots = snapshots.filter_map(|(_, s)| Some(self.snapshot_export(name, head, &s.name)?.1));
+        std::iter::once(self.export(name, head)).chain(snapshots).collect()
     }
 
     pub(crate) fn export(&self, name: &str, head: HeadId) -> ExportInfo {

@@ -497,3 +497,127 @@ fn a_stale_socket_file_is_replaced_and_a_live_one_respected() {
         },
     );
 }
+
+/// Echoes what comes, on a thread of its own, over connections that another reactor has handed over.
+fn adopting(
+    socks: std::sync::mpsc::Receiver<(std::os::fd::OwnedFd, Vec<u8>)>,
+) -> (thread::JoinHandle<usize>, impl Fn()) {
+    let (told, is_told) = std::sync::mpsc::sync_channel(1);
+    let thread = thread::spawn(move || {
+        run(
+            Config::default(),
+            |reactor| {
+                told.send(reactor.waker()).unwrap();
+                (socks, 0)
+            },
+            |(socks, ended), event, io| match event {
+                Event::Wake => {
+                    while let Ok((socket, bytes)) = socks.try_recv() {
+                        let conn = io.adopt(socket);
+                        io.send(conn, &bytes);
+                    }
+                }
+                Event::Bytes { conn, bytes } => io.send(conn, bytes),
+                Event::Closed { .. } => {
+                    *ended += 1;
+                    if *ended == 2 {
+                        io.stop();
+                    }
+                }
+                other => panic!("{other:?}"),
+            },
+        )
+        .1
+    });
+    let waker = is_told.recv().unwrap();
+    (thread, move || waker.wake())
+}
+
+#[test]
+fn a_connection_that_is_handed_over_loses_no_byte_and_counts_no_more() {
+    let (hand, socks) = std::sync::mpsc::channel();
+    let (other, wake) = adopting(socks);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let (_, clients) = run(
+        Config { accepted_max: 1, ..Config::default() },
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            reactor.io().listen_unix(&path).unwrap();
+            let talk = |mut stream: Box<dyn ReadWrite>| {
+                stream.write_all(b"x").unwrap();
+                let mut first = [0; 1];
+                stream.read_exact(&mut first).unwrap();
+                // Some of it comes before it has left, and some after.
+                let sent = pattern(7, 300_000);
+                let mut back = vec![0; sent.len()];
+                for (part, back) in sent.chunks(1000).zip(back.chunks_mut(1000)) {
+                    stream.write_all(part).unwrap();
+                    stream.read_exact(back).unwrap();
+                }
+                assert!(back == sent && first == *b"a");
+            };
+            let path = path.clone();
+            let clients = vec![
+                thread::spawn(move || talk(Box::new(TcpStream::connect(address).unwrap()))),
+                thread::spawn(move || talk(Box::new(UnixStream::connect(path).unwrap()))),
+            ];
+            (0, clients)
+        },
+        |(gone, _), event, io| match event {
+            Event::Accepted { .. } => {}
+            Event::Bytes { conn, .. } => {
+                io.send(conn, b"a");
+                io.detach(conn);
+            }
+            Event::Detached { conn, socket, bytes } => {
+                assert_eq!(io.unsent_bytes(conn), None, "it is here no more");
+                hand.send((socket, bytes)).unwrap();
+                wake();
+                *gone += 1;
+                if *gone == 2 {
+                    io.stop();
+                }
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    assert_eq!(other.join().unwrap(), 2);
+}
+
+#[test]
+fn a_connection_that_ends_while_it_is_handed_over_is_told_of() {
+    let (error, client) = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let client = thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"x").unwrap();
+                thread::sleep(Duration::from_millis(50));
+                let socket = Socket::from(stream);
+                socket.set_linger(Some(Duration::ZERO)).unwrap();
+            });
+            (None, Some(client))
+        },
+        |(error, _), event, io| match event {
+            Event::Accepted { .. } => {}
+            Event::Bytes { conn, .. } => {
+                // More than the kernel takes, to one who does not read.
+                io.send_vec(conn, vec![0; 64 << 20]);
+                io.detach(conn);
+            }
+            Event::Closed { error: why, .. } => {
+                *error = Some(why);
+                io.stop();
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    assert_eq!(error, Some(ConnError::Reset));
+    client.unwrap().join().unwrap();
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}

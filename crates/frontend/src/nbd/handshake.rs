@@ -47,6 +47,8 @@ enum State {
     },
     Opening(Opening),
     Securing,
+    /// The option that is gathered names an export that is elsewhere.
+    Moving,
 }
 
 /// What the client asked with the option that opens an export.
@@ -133,7 +135,7 @@ impl Handshake {
 
     pub(super) fn wants_input(&self, may_send: bool) -> bool {
         match self.state {
-            State::Opening(_) | State::Securing => false,
+            State::Opening(_) | State::Securing | State::Moving => false,
             State::Flags | State::Options | State::Skipping { .. } => may_send || !self.head.is_empty(),
         }
     }
@@ -160,7 +162,7 @@ impl Handshake {
                 }
                 Step::Taken(count)
             }
-            State::Opening(_) => Step::Waiting,
+            State::Opening(_) | State::Moving => Step::Waiting,
             // Plain bytes behind STARTTLS: see invariant 4 of the session.
             State::Securing => Step::Close,
         }
@@ -203,12 +205,38 @@ impl Handshake {
         if self.head.len() < whole {
             return Step::Taken(count);
         }
+        self.on_gathered(config, exports, out).unwrap_or(Step::Taken(count))
+    }
+
+    /// Answers the option that is gathered, or has the connection go where its export is. Returns a step only where the session
+    /// ends.
+    fn on_gathered(&mut self, config: &SessionConfig, exports: &dyn Exports, out: &mut Outbox<'_>) -> Option<Step> {
         // The option leaves the gathering place while it is handled, and its memory returns for the next.
         let mut head = std::mem::take(&mut self.head);
-        let step = self.on_option(option, &head[wire::OPTION_HEADER_BYTES..], config, exports, out);
+        let header = head.first_chunk().and_then(wire::decode_option).expect("its header was read before");
+        let data = &head[wire::OPTION_HEADER_BYTES..];
+        let named = named_export(header.option, data).filter(|_| !self.must_secure(config) && !self.stopping);
+        if let Some(export) = named.filter(|name| exports.is_elsewhere(name)) {
+            out.push(Effect::Move { export: export.to_string() });
+            self.state = State::Moving;
+            self.head = head;
+            return None;
+        }
+        let step = self.on_option(header.option, data, config, exports, out);
         head.clear();
         self.head = head;
-        step.unwrap_or(Step::Taken(count))
+        step
+    }
+
+    pub(super) fn on_moved(
+        &mut self,
+        config: &SessionConfig,
+        exports: &dyn Exports,
+        out: &mut Outbox<'_>,
+    ) -> Option<Step> {
+        assert!(matches!(self.state, State::Moving), "it moves when the session asks for it");
+        self.state = State::Options;
+        self.on_gathered(config, exports, out)
     }
 
     /// Refuses an option whose data was too much to keep. Returns a step only where the session ends.
@@ -489,6 +517,19 @@ impl Handshake {
     pub(super) fn on_shutdown(&mut self) {
         self.stopping = true;
     }
+}
+
+/// The export that an option names; options without one, and broken ones, have none.
+fn named_export(option: u32, data: &[u8]) -> Option<&str> {
+    let name = match option {
+        option::EXPORT_NAME => data,
+        option::INFO | option::GO | option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+            let (len, rest) = data.split_first_chunk()?;
+            rest.get(..u32::from_be_bytes(*len) as usize)?
+        }
+        _ => return None,
+    };
+    std::str::from_utf8(name).ok()
 }
 
 /// The export that a client's name stands for, or why the client can't have it.

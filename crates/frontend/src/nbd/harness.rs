@@ -17,6 +17,11 @@ impl Exports for Vec<ExportInfo> {
         name.starts_with("others-").then(|| format!("{name} is not for you; ask for it"))
     }
 
+    /// These come when they are asked for.
+    fn is_elsewhere(&self, name: &str) -> bool {
+        name.starts_with("far-") && self.find(name).is_none()
+    }
+
     /// Every export has two.
     fn snapshots(&self, _export: &str) -> Vec<(String, ObjectId)> {
         vec![("monday".to_owned(), ObjectId(5)), ("tuesday".to_owned(), ObjectId(7))]
@@ -106,6 +111,10 @@ impl Client {
                         let result = refusal.map_or_else(|| Ok(self.exports.find(&export).unwrap()), Err);
                         self.opened.push(export);
                         self.session.on_opened(result, &self.exports, &mut self.out);
+                    }
+                    Effect::Move { export: name } => {
+                        self.exports.push(export(&name));
+                        self.session.on_moved(&self.exports, &mut self.out);
                     }
                     Effect::Request(request) => self.requests.push(request),
                     Effect::Close => self.closed = true,

@@ -9,8 +9,9 @@
 //! | state | entered by | left by |
 //! | --- | --- | --- |
 //! | handshake: flags | `new` (greeting sent) | the client's flags → options; flags unknown → closed |
-//! | handshake: options | flags; every answered option | `GO`, `EXPORT_NAME` → opening; `STARTTLS` → securing; `ABORT`, a broken stream → closed |
+//! | handshake: options | flags; every answered option | `GO`, `EXPORT_NAME` → opening; an export elsewhere → moving; `STARTTLS` → securing; `ABORT`, a broken stream → closed |
 //! | handshake: opening | [`Effect::Open`] | `on_opened`: → serving, or refused → options (`GO`), closed (`EXPORT_NAME`) |
+//! | handshake: moving | [`Effect::Move`] | `on_moved` → options, with the one that named the export |
 //! | handshake: securing | [`Effect::StartTls`] | `on_tls_started` → options, with nothing negotiated |
 //! | transmission: serving | `on_opened` | `DISC`, `on_shutdown` → draining; a broken stream → closed |
 //! | transmission: draining | `DISC`, `on_shutdown` | last reply → closed |
@@ -72,6 +73,9 @@ pub enum Effect {
     StartTls,
     /// Bind the volume of this export to the session, then call [`Session::on_opened`].
     Open { export: String },
+    /// Once everything before has been sent, hand the connection and this session to where that export is, then call
+    /// [`Session::on_moved`] there.
+    Move { export: String },
     /// Pass this to the volume, and its reply to [`Session::on_reply`].
     Request(BlockRequest),
     /// Once everything before has been sent, close the connection. Nothing follows.
@@ -85,6 +89,10 @@ pub trait Exports {
     /// Of an export that this client may not have: what, why, and what to do. It is neither listed nor found.
     fn refusal(&self, _name: &str) -> Option<String> {
         None
+    }
+    /// Another part of the server has that export: the connection has to go there first.
+    fn is_elsewhere(&self, _name: &str) -> bool {
+        false
     }
     /// The snapshots from which changes of an export can be counted, with the names that clients know them by.
     fn snapshots(&self, export: &str) -> Vec<(String, ObjectId)>;
@@ -300,6 +308,19 @@ impl Session {
             }
             Opened::Refused => {}
             Opened::Close => self.close(out),
+        }
+        self.resume(|session, bytes| session.consume(bytes, exports, out));
+    }
+
+    /// The session is where the export is that it asked for: goes on with the option that named it.
+    pub fn on_moved(&mut self, exports: &dyn Exports, out: &mut Effects<Effect>) {
+        if self.closed {
+            return;
+        }
+        let Phase::Handshake(handshake) = &mut self.phase else { panic!("only a handshake moves") };
+        let mut outbox = Outbox { effects: out, unsent_bytes: &mut self.unsent_bytes };
+        if let Some(Step::Close) = handshake.on_moved(&self.config, exports, &mut outbox) {
+            self.close(out);
         }
         self.resume(|session, bytes| session.consume(bytes, exports, out));
     }

@@ -1,6 +1,6 @@
 //! Reading of `holdfast.toml`: all that is wrong with it is found at once, each with its line.
 
-use super::keys::{ELSEWHERE, KEYS, Key, Value};
+use super::keys::{ELSEWHERE, KEYS, Key, Kind, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -100,6 +100,7 @@ impl Reader<'_> {
         let key = &KEYS[at];
         let text = match value {
             DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if matches!(key.kind, Kind::Count(..)) => number.as_str().to_string(),
             other => {
                 let what = format!("{} is {}, and has to be a text: {}", key.name, kind_of(other), key.kind.text());
                 return self.complain(span, what, advice(key));

@@ -25,6 +25,8 @@ pub enum Kind {
     Group,
     /// `on` or `off`.
     Switch,
+    /// A count between these.
+    Count(u32, u32),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,6 +39,7 @@ pub enum Value {
     Share(u32),
     Group(String),
     Switch(bool),
+    Count(u32),
 }
 
 /// One key.
@@ -59,6 +62,9 @@ pub struct Key {
 
 const MIB: u64 = 1 << 20;
 const YEAR_S: u64 = 365 * 24 * 3600;
+
+/// More than machines have cores for.
+const REACTORS_MAX: u32 = 64;
 
 /// What `cache.reads` takes.
 pub const READ_CACHE: Kind = Kind::Share(50);
@@ -181,6 +187,20 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.scrub_every = Duration::from_secs(value.count()),
     },
     Key {
+        name: "cpu.reactors",
+        kind: Kind::Count(1, REACTORS_MAX),
+        default: "1",
+        example: "4",
+        brief: "Threads of the host that serve volumes, each with volumes of its own.",
+        more: "One thread serves all volumes of a host by default. With more of them volumes are spread over as many cores, and \
+               so is the memory above. One volume is served by one thread: more of them help where several are busy. About \
+               half of the machine's cores is a good number; the other half is for guests and nodes. Volumes that are \
+               exported by several hosts are all on the first thread, and a group of snapshots is of volumes on one thread.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.reactors = value.count() as usize,
+    },
+    Key {
         name: "cache.reads",
         kind: READ_CACHE,
         default: "10 %",
@@ -258,6 +278,7 @@ impl Kind {
             Kind::Share(to) => format!("a share from 1 % to {to} %, or off"),
             Kind::Group => "a group's name or number".to_string(),
             Kind::Switch => "on or off".to_string(),
+            Kind::Count(from, to) => format!("a number from {from} to {to}"),
         }
     }
 
@@ -294,6 +315,10 @@ impl Kind {
                 "off" => Ok(Value::Switch(false)),
                 _ => Err(format!("`{text}` is neither: it is {}", self.text())),
             },
+            Kind::Count(from, to) => {
+                let count: u64 = text.parse().map_err(|_| format!("`{text}` is no number: it is {}", self.text()))?;
+                in_range(count, from.into(), to.into()).map(|count| Value::Count(count as u32))
+            }
             Kind::Share(_) if text == "off" => Ok(Value::Share(0)),
             Kind::Share(to) => {
                 let number = text.strip_suffix('%').map(str::trim_end).and_then(|number| number.parse().ok());
@@ -305,11 +330,12 @@ impl Kind {
 }
 
 impl Value {
-    /// Bytes or seconds.
+    /// Bytes, seconds, or how many.
     pub fn count(&self) -> u64 {
         match self {
             Value::Size(size) => size.0,
             Value::Span(span) => span.as_secs(),
+            Value::Count(count) => u64::from(*count),
             _ => unreachable!("the table puts only numbers where numbers go"),
         }
     }
@@ -362,6 +388,7 @@ impl Value {
             Value::Share(0) => "off".to_string(),
             Value::Share(percent) => format!("{percent} %"),
             Value::Group(group) => group.clone(),
+            Value::Count(count) => count.to_string(),
             Value::Switch(is_on) => if *is_on { "on" } else { "off" }.to_string(),
         }
     }

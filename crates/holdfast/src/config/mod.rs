@@ -30,6 +30,8 @@ pub struct HostSettings {
     pub writeback_bytes: u64,
     pub map_cache_bytes: u64,
     pub read_ahead_bytes: u64,
+    /// Of the host.
+    pub reactors: usize,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
     /// Of nodes; zero is none.

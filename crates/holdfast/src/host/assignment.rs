@@ -280,6 +280,10 @@ impl ControlPlane {
         let next = offers(&self.catalog, &live, &hosts);
         if told.as_ref() != Some(&next) {
             let (offers, hosts) = next.clone();
+            // Other hosts come to one reactor: a volume that is elsewhere goes there, and is opened anew.
+            for astray in self.reactors.set_offered(offers.iter().map(|offer| offer.volume).collect()) {
+                self.order_within(CLOSE_MAX.min(ANSWER_MAX), Order::LetGo { volume: astray })?;
+            }
             self.ask(|answer| Command::Offers { offers, hosts, answer })?;
             *told = Some(next);
         }
@@ -323,7 +327,10 @@ impl ControlPlane {
         let ask = |node: &NodeId| {
             let (answer, answered) = sync_channel(1);
             let request = Box::new(Request::Heard { host: host.to_string() });
-            self.reactor.post(Command::Call { node: *node, request, answer }).ok().map(|()| (*node, answered))
+            self.reactors
+                .post(Command::Call { node: *node, request, answer: answer.into() })
+                .ok()
+                .map(|()| (*node, answered))
         };
         let asked: Vec<_> = nodes.iter().filter_map(ask).collect();
         let patience = std::time::Instant::now() + HEARD_MAX;

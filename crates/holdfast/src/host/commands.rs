@@ -6,6 +6,7 @@
 
 use super::Shell;
 use super::family::{Kin, Published, kin};
+use super::nbd::Arrival;
 use crate::resources;
 use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, NodeInfo, OutageInfo, Parts, VolumeInfo};
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
@@ -27,8 +28,23 @@ const WAITERS_MAX: usize = 4096;
 /// Ticket of orders that nobody waits for.
 const NOBODY: u64 = 0;
 
-/// The sending half of a channel of capacity one.
-pub type Answer<T> = SyncSender<T>;
+/// Where the one answer goes.
+pub enum Answer<T> {
+    /// To who asked: the sending half of a channel of capacity one.
+    Whole(SyncSender<T>),
+    /// To where those of all reactors are put together.
+    Part(Box<dyn Fn(T) + Send>),
+}
+
+impl<T> Answer<T> {
+    /// Who asked may have given up waiting; then nobody is told.
+    pub fn tell(&self, value: T) {
+        match self {
+            Answer::Whole(sender) => drop(sender.try_send(value)),
+            Answer::Part(gather) => gather(value),
+        }
+    }
+}
 
 pub enum Command {
     /// What shall become of volumes.
@@ -117,6 +133,10 @@ pub enum Command {
         ip: IpAddr,
         answer: Answer<Result<Option<SocketAddr>, ListenError>>,
     },
+    /// A client that another reactor has handed over.
+    Arrival(Box<Arrival>),
+    /// The process is about to end.
+    Stop,
     /// `None` where the node is out of reach, or the connection is lost on the way.
     Call {
         node: NodeId,
@@ -157,21 +177,16 @@ impl Default for Waiters {
     }
 }
 
-/// Who asked may have given up waiting; then nobody is told.
-fn tell<T>(answer: &Answer<T>, value: T) {
-    let _ = answer.try_send(value);
-}
-
 impl Waiters {
     pub fn on_node_answer(&mut self, ticket: u64, reply: Option<Reply>) {
         if let Some(answer) = self.calls.remove(Token(ticket)) {
-            tell(&answer, reply);
+            answer.tell(reply);
         }
     }
 
     pub fn on_done(&mut self, ticket: u64, outcome: Outcome) {
         if let Some(answer) = self.orders.remove(&ticket) {
-            tell(&answer, outcome);
+            answer.tell(outcome);
         }
     }
 }
@@ -185,37 +200,49 @@ impl Shell {
 
     pub(super) fn on_command(&mut self, now: Instant, command: Command, io: &mut Io) {
         match command {
-            Command::Order { order, answer } => self.give_order(now, *order, answer),
-            Command::Status { answer } => tell(&answer, self.live_status(now)),
-            Command::Volume { name, answer } => tell(&answer, self.volume_info(&name)),
-            Command::Anatomy { name, answer } => tell(&answer, self.parts_of(&name)),
-            Command::Users { name, answer } => tell(&answer, self.host.users(&name)),
-            Command::Kin { known, answer } => tell(&answer, kin(&self.host, &known)),
-            Command::Weak { node, answer } => tell(&answer, self.weak_volumes(node)),
-            Command::Losses { nodes, answer } => tell(&answer, self.losses(&nodes)),
-            Command::Fixed { answer } => tell(&answer, self.host.fixed().clone()),
-            Command::Claims { beside, answer } => tell(&answer, self.host.claims_beside(beside)),
-            Command::LeftToDrain { answer } => tell(&answer, self.host.left_to_drain()),
+            Command::Order { order, answer } => {
+                let opens = match &*order {
+                    Order::Open { spec, .. } | Order::Warm { spec } => Some(spec.volume),
+                    _ => None,
+                };
+                self.give_order(now, *order, answer);
+                if let Some(volume) = opens {
+                    self.publish(volume);
+                    self.reactors.arrived(volume);
+                }
+            }
+            Command::Arrival(arrival) => self.on_arrival(now, *arrival, io),
+            Command::Stop => self.begin_stop(now, io),
+            Command::Status { answer } => answer.tell(self.live_status(now)),
+            Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
+            Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
+            Command::Users { name, answer } => answer.tell(self.host.users(&name)),
+            Command::Kin { known, answer } => answer.tell(kin(&self.host, &known)),
+            Command::Weak { node, answer } => answer.tell(self.weak_volumes(node)),
+            Command::Losses { nodes, answer } => answer.tell(self.losses(&nodes)),
+            Command::Fixed { answer } => answer.tell(self.host.fixed().clone()),
+            Command::Claims { beside, answer } => answer.tell(self.host.claims_beside(beside)),
+            Command::LeftToDrain { answer } => answer.tell(self.host.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);
                 let near = self.near_of(&nodes);
                 self.tell_host(now, Order::Near(near));
-                tell(&answer, ());
+                answer.tell(());
             }
-            Command::Address { ip, answer } => tell(&answer, self.take_address(ip, io)),
+            Command::Address { ip, answer } => answer.tell(self.take_address(ip, io)),
             Command::Offers { offers, hosts, answer } => {
                 let numbers = self.peers.set_wanted(now, &hosts, io);
                 let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
                 self.tell_host(now, Order::Offer { offers, hosts });
-                tell(&answer, ());
+                answer.tell(());
             }
             Command::CutRevoked { answer } => {
                 self.cut_revoked(now, io);
-                tell(&answer, ());
+                answer.tell(());
             }
-            Command::Through { volume, answer } => tell(&answer, self.host.forwarded_sessions(volume)),
-            Command::Uris { name, answer } => tell(&answer, self.uris(&name)),
-            Command::Cut { node, cut, answer } => tell(&answer, self.links.set_cut(now, node, cut, io)),
+            Command::Through { volume, answer } => answer.tell(self.host.forwarded_sessions(volume)),
+            Command::Uris { name, answer } => answer.tell(self.uris(&name)),
+            Command::Cut { node, cut, answer } => answer.tell(self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => self.call(node, &request, answer, io),
         }
     }
@@ -232,9 +259,9 @@ impl Shell {
         self.host.handle(now, HostEvent::Order { ticket: NOBODY, order }, &mut self.effects);
     }
 
-    fn call(&mut self, node: NodeId, request: &Request, answer: SyncSender<Option<Reply>>, io: &mut Io) {
+    fn call(&mut self, node: NodeId, request: &Request, answer: Answer<Option<Reply>>, io: &mut Io) {
         if self.waiters.calls.is_full() {
-            return tell(&answer, None);
+            return answer.tell(None);
         }
         let ticket = self.waiters.calls.insert(answer);
         if !self.links.call(node, ticket.0, request, io) {

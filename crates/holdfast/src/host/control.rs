@@ -8,7 +8,7 @@
 use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
-use super::commands::{Command, LiveStatus};
+use super::commands::{Answer, Command, LiveStatus};
 use super::devices::TaskHistory;
 use super::doors::{self, Rank};
 use super::errands;
@@ -20,6 +20,7 @@ use super::limits;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::questions;
+use super::reactors::Reactors;
 use super::records::Records;
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
@@ -48,14 +49,13 @@ use holdfast_host::{
     ChangeOutcome, CloseOutcome, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
 };
 use holdfast_runtime::clock;
-use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::process;
 use holdfast_volume::protect::{self, Protect};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -82,13 +82,9 @@ const SIZE_BYTES_MIN: u64 = 1 << 20;
 const SIZE_BYTES_MAX: u64 = 1 << 50;
 
 /// Asks the reactor, and waits for its answer.
-pub fn ask<T>(
-    reactor: &Sender<Command>,
-    patience: Duration,
-    command: impl FnOnce(SyncSender<T>) -> Command,
-) -> Result<T> {
+pub fn ask<T>(reactors: &Arc<Reactors>, patience: Duration, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
     let (answer, answered) = sync_channel(1);
-    if reactor.post(command(answer)).is_err() {
+    if reactors.post(command(Answer::Whole(answer))).is_err() {
         refuse!(Code::Unavailable, "the host is too busy to take commands; try again");
     }
     answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
@@ -106,7 +102,7 @@ pub(super) struct ControlPlane {
     pub(super) revocations: Revocations,
     health: Health,
     pub(super) meta: Meta,
-    pub(super) reactor: Sender<Command>,
+    pub(super) reactors: Arc<Reactors>,
     pub(super) stewardship: Stewardship,
     /// Which devices had no copy of the records when that was told last.
     pub(super) copies_told: Mutex<Option<(usize, String)>>,
@@ -146,7 +142,7 @@ pub fn start(
     (config, settings): (&GridConfig, HostSettings),
     (meta, records, catalog, presence, keys): (Meta, Arc<Records>, Catalog, Presence, Arc<Keys>),
     revocations: Revocations,
-    (reactor, assignment, inputs): (Sender<Command>, Assignment, Receiver<Input>),
+    (reactors, assignment, inputs): (Arc<Reactors>, Assignment, Receiver<Input>),
 ) -> Result<()> {
     let doors = doors::open(dir, settings.readers.as_deref())?;
     let heard = Arc::clone(&records);
@@ -165,7 +161,7 @@ pub fn start(
         revocations,
         health,
         meta: meta.clone(),
-        reactor,
+        reactors,
         stewardship,
         copies_told: Mutex::default(),
         dir: dir.clone(),
@@ -479,8 +475,8 @@ impl ControlPlane {
         self.trend.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
-        ask(&self.reactor, ANSWER_MAX, command)
+    pub(super) fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
+        ask(&self.reactors, ANSWER_MAX, command)
     }
 
     /// Has the host do something that takes no time of its own.
@@ -489,7 +485,7 @@ impl ControlPlane {
     }
 
     pub(super) fn order_within(&self, patience: Duration, order: Order) -> Result<Outcome> {
-        ask(&self.reactor, patience, |answer| Command::Order { order: Box::new(order), answer })
+        ask(&self.reactors, patience, |answer| Command::Order { order: Box::new(order), answer })
     }
 
     pub(super) fn status(&self) -> Result<HostStatus> {

@@ -54,6 +54,11 @@ impl ControlPlane {
                     "nothing is taken: earlier groups are still being undone; `holdfast status` shows what waits"
                 )
             }
+            GroupOutcome::Apart => refuse!(
+                Code::State,
+                "the volumes are served by several reactors of this host, and no moment is the same for all of them; set cpu.reactors \
+                 to 1 in holdfast.toml, restart the host (`holdfast grid down --host`, `holdfast grid up`), and try again"
+            ),
             GroupOutcome::Failed { volume, why, left } => bail!("{}", failure_text(&volume, why, &left, name)),
         }
     }

@@ -24,7 +24,7 @@
 //!
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
-use crate::logger;
+use crate::logger::{self, Voice};
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
@@ -184,6 +184,8 @@ pub struct Links {
     by_conn: HashMap<ConnId, (usize, usize)>,
     pub events: VecDeque<LinkEvent>,
     poll_at: Instant,
+    /// Of several reactors one tells how its links are.
+    voice: Voice,
 }
 
 fn serves(device: &DeviceStat) -> bool {
@@ -198,7 +200,12 @@ fn lane_index(lane: Lane) -> usize {
 }
 
 impl Links {
-    pub fn new(grid: GridId, host: &str, tls: Option<HostTls>, nodes: &[(NodeId, SocketAddr)]) -> Links {
+    pub fn new(
+        (grid, host): (GridId, &str),
+        tls: Option<HostTls>,
+        nodes: &[(NodeId, SocketAddr)],
+        voice: Voice,
+    ) -> Links {
         let mut links: Vec<Link> = nodes.iter().map(|(node, address)| Link::new(*node, *address)).collect();
         links.sort_by_key(|l| l.node);
         Links {
@@ -209,11 +216,13 @@ impl Links {
             by_conn: HashMap::new(),
             events: VecDeque::new(),
             poll_at: Instant::ZERO,
+            voice,
         }
     }
 
     /// The grid has these nodes from here on.
     pub fn set_nodes(&mut self, nodes: &[(NodeId, SocketAddr)], now: Instant, io: &mut Io) {
+        let voice = self.voice;
         for index in 0..self.links.len() {
             let link = &mut self.links[index];
             let wanted = nodes.iter().find(|(node, _)| *node == link.node).map(|(_, address)| *address);
@@ -221,10 +230,7 @@ impl Links {
                 None if link.retired => continue,
                 None => "it was taken out of the grid".to_string(),
                 Some(address) if address != link.address => {
-                    logger::info(format_args!(
-                        "node {} is at {address} now, and no more at {}",
-                        link.node, link.address
-                    ));
+                    voice.info(format_args!("node {} is at {address} now, and no more at {}", link.node, link.address));
                     format!("it is at {address} now")
                 }
                 Some(_) if link.retired => "it is in the grid again".to_string(),
@@ -362,13 +368,14 @@ impl Links {
     }
 
     fn on_frame(&mut self, now: Instant, index: usize, lane: usize, frame: Frame<Reply>, io: &mut Io) {
+        let voice = self.voice;
         if let Some(lane_conn) = self.links[index].lanes[lane].as_mut().filter(|l| !l.greeted) {
             lane_conn.greeted = true;
             return self.on_greeting(now, index, frame.message, io);
         }
         let link = &mut self.links[index];
         let Some(owner) = link.waiting.remove(Token(frame.token)) else {
-            logger::warn(format_args!("node {} answered what nobody asked; connecting anew", link.node));
+            voice.warn(format_args!("node {} answered what nobody asked; connecting anew", link.node));
             return self.drop_link(index, now, io);
         };
         let node = link.node;
@@ -400,7 +407,7 @@ impl Links {
                 self.events.push_back(LinkEvent::Devices { node, devices: link.devices.clone() });
                 if news {
                     // Volumes learn of devices from greetings.
-                    logger::info(format_args!("node {node} has another device that serves; connecting anew"));
+                    voice.info(format_args!("node {node} has another device that serves; connecting anew"));
                     link.trouble = Some("it is greeted anew".to_string());
                     self.drop_link(index, now, io);
                 }
@@ -409,12 +416,13 @@ impl Links {
     }
 
     fn on_troubles(&mut self, now: Instant, index: usize, troubles: Vec<DeviceTrouble>, io: &mut Io) {
+        let voice = self.voice;
         let link = &mut self.links[index];
         for trouble in &troubles {
             let Some(outage) = &trouble.outage else { continue };
             let known = link.troubles.iter().find(|known| known.device == trouble.device);
             if known.and_then(|known| known.outage.as_ref()).is_none_or(|known| known.why != outage.why) {
-                logger::error(format_args!(
+                voice.error(format_args!(
                     "node {} is without device {}: {}; `holdfast device list` says what to do",
                     link.node, trouble.device, outage.why
                 ));
@@ -422,7 +430,7 @@ impl Links {
         }
         for known in link.troubles.iter().filter(|known| known.outage.is_some()) {
             if !troubles.iter().any(|trouble| trouble.device == known.device && trouble.outage.is_some()) {
-                logger::info(format_args!("node {}: device {} is not out any more", link.node, known.device));
+                voice.info(format_args!("node {}: device {} is not out any more", link.node, known.device));
             }
         }
         // Between two looks it was out, and is another life of itself now: volumes learn of that by a greeting.
@@ -438,6 +446,7 @@ impl Links {
     }
 
     fn on_greeting(&mut self, now: Instant, index: usize, reply: Reply, io: &mut Io) {
+        let voice = self.voice;
         let link = &mut self.links[index];
         let expected = link.node;
         match reply {
@@ -469,16 +478,17 @@ impl Links {
             link.state = State::Up;
             link.trouble = None;
             link.polls_missed = 0;
-            logger::info(format_args!("node {expected} is up"));
+            voice.info(format_args!("node {expected} is up"));
             let event = link.up_event();
             self.events.push_back(LinkEvent::Up(event));
         }
     }
 
     fn refuse(&mut self, now: Instant, index: usize, trouble: String, io: &mut Io) {
+        let voice = self.voice;
         let link = &mut self.links[index];
         if link.trouble.as_ref() != Some(&trouble) {
-            logger::error(format_args!("node {} at {}: {trouble}", link.node, link.address));
+            voice.error(format_args!("node {} at {}: {trouble}", link.node, link.address));
         }
         self.drop_link(index, now, io);
         let link = &mut self.links[index];
@@ -524,6 +534,7 @@ impl Links {
 
     /// Leaves both lanes and tries again soon.
     fn drop_link(&mut self, index: usize, now: Instant, io: &mut Io) {
+        let voice = self.voice;
         let link = &mut self.links[index];
         for lane in link.lanes.iter_mut().filter_map(Option::take) {
             self.by_conn.remove(&lane.link.conn());
@@ -541,7 +552,7 @@ impl Links {
         }
         if link.state == State::Up {
             let why = link.trouble.as_deref().unwrap_or("its connection was given up");
-            logger::warn(format_args!("node {} is down: {why}", link.node));
+            voice.warn(format_args!("node {} is down: {why}", link.node));
             self.events.push_back(LinkEvent::Down { node: link.node });
         }
         link.polls_missed = 0;

@@ -1,8 +1,8 @@
-//! The host: one reactor thread with all controllers, their links to the nodes, and the clients of their volumes.
+//! The host: reactors, each a thread with the controllers of its volumes, their links to the nodes, and their clients.
 //!
-//! Role: the shell around [`holdfast_host::Host`] and [`holdfast_frontend::nbd::Session`]. It moves events to machines and
+//! Role: the shell of one reactor, around [`holdfast_host::Host`] and [`holdfast_frontend::nbd::Session`]. It moves events to machines and
 //! effects to sockets and decides nothing about data. The control plane (metadata records, the control socket, deletions)
-//! runs on threads of its own and reaches the reactor by [`commands::Command`].
+//! runs on threads of its own and reaches the reactors by [`commands::Command`].
 //!
 //! One event is handled to its end: what machines push gathers in queues, and [`Shell::settle`] works them off until all
 //! are empty, so that no machine is ever entered twice.
@@ -38,10 +38,12 @@ mod near;
 mod peers;
 pub mod presence;
 mod questions;
+mod reactors;
 pub mod receive;
 mod records;
 mod revocation;
 pub mod signer;
+mod start;
 mod steward;
 mod stop;
 pub mod tls;
@@ -52,43 +54,28 @@ mod volume_info;
 mod watcher;
 mod writers;
 
-use crate::config::{Exposure, HostSettings};
-use crate::daemon::{outwait, raise_open_files, tell_ready};
-use crate::grid::certs::Certificates;
-use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
-use crate::grid::renewal::follow;
-use crate::grid::revoked;
-use crate::link_tls::Door;
 use crate::logger;
 use crate::nbd_uri::Place;
-use anyhow::{Context, Result};
-use client::Machine;
 use commands::{Command, Waiters};
 use holdfast_base::time::earliest;
-use holdfast_base::{BlockRequest, Effects, InstanceId, Instant, NodeId, Slab, Token, VolumeId};
+use holdfast_base::{BlockRequest, Effects, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
 use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
-use holdfast_host::{
-    Budget, Call, Care, Config, Effect, Event as HostEvent, Host, HostPlaces, Level, Order, PeerEffect, PeerEvent,
-};
-use holdfast_runtime::mailbox::{self, Receiver};
+use holdfast_host::{Call, Effect, Event as HostEvent, Host, Level, Order, PeerEffect, PeerEvent};
+use holdfast_runtime::mailbox::Receiver;
 use holdfast_runtime::meta::MetaTicket;
-use holdfast_runtime::reactor::{self, App, Event, Io, ListenError, ListenerId, Reactor};
-use holdfast_runtime::tls::link::{HostTls, ServerTls};
+use holdfast_runtime::reactor::{App, Event, Io, ListenerId};
 use holdfast_volume::Event as VolumeEvent;
 pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
 use peers::Peers;
-use revocation::Revocations;
+use reactors::{FRONT, Reactors};
+pub use start::run;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Commands that may wait: one a control connection.
-const COMMANDS_MAX: usize = 1024;
 
 /// How long a stop may take to close the volumes.
 const STOP_MAX: Duration = Duration::from_secs(20);
@@ -104,6 +91,9 @@ enum Life {
 
 pub struct Shell {
     name: String,
+    /// Which of the host's reactors this is, and what all of them have.
+    number: usize,
+    reactors: Arc<Reactors>,
     host: Host,
     /// What the host wants, and the tray that is being worked off.
     effects: Effects<Effect>,
@@ -133,184 +123,6 @@ pub struct Shell {
     locals: BTreeMap<VolumeId, Local>,
     nodes_away: BTreeSet<NodeId>,
     life: Life,
-}
-
-/// Runs until SIGTERM.
-pub fn run(dir: &GridDir) -> Result<()> {
-    let mut config = dir.load()?;
-    let settings = dir.settings(&config)?;
-    dir.check_socket_paths()?;
-    let grid = config.grid_id()?;
-    let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
-    let links_tls = config.tls.then(load_tls).transpose()?;
-    let meta = meta::await_open(dir, &config)?;
-    let is_marked = matches!(config.meta, MetaConfig::Etcd(_));
-    let records = records::Records::start(meta.clone(), is_marked, Some(dir.clone()))?;
-    let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
-    let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
-    let mut reactor = Reactor::new(reactor_config)?;
-    let open_files = raise_open_files();
-    let places = HostPlaces::of(open_files);
-    if places.is_short() {
-        logger::warn(format_args!(
-            "this host may have {open_files} open files, and takes {} clients; a higher hard limit (`ulimit -Hn`, LimitNOFILE of its \
-             service) makes room for more",
-            places.sessions.max
-        ));
-    }
-    let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
-    let host_listener = listen_to_hosts(&mut reactor, &config, places)?;
-    let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
-    let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
-    let revoked = links_tls.as_ref().map(|tls| tls.revoked().clone());
-    if let (Some(ways), Some(door)) = (&links_tls, &door) {
-        follow(ways.clone(), door.clone())?;
-    }
-    machines::check_member(dir, &config, &catalog)?;
-    // The sockets are ours now: no other host runs in this directory.
-    let address = host_listener.map(|(_, address)| address);
-    let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
-    catalog.set_own_nodes(&config.nodes)?;
-    machines::announce(dir, &config, &catalog, address)?;
-    let near = near::Near::of(&config.nodes);
-    let near_nodes: BTreeSet<NodeId> = config.nodes.iter().map(|node| NodeId(node.id)).collect();
-    signer::start(dir, &config, catalog.clone(), meta.clone())?;
-    records.sync()?;
-    config.nodes = catalog.nodes()?;
-    // Read after that: while the host was away others may have taken volumes over.
-    catalog.adopt_exports()?;
-    let (exported, draining, fixed) = (catalog.exported()?, catalog.draining()?, catalog.fixed()?);
-    let (access, limits) = (catalog.clients()?, catalog.limits()?);
-    let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
-    let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
-    let budget = Budget {
-        writeback_bytes: settings.writeback_bytes,
-        map_cache_bytes: settings.map_cache_bytes,
-        read_ahead_bytes: settings.read_ahead_bytes,
-    };
-    let care = Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every };
-    let nodes: Vec<_> = config.nodes.iter().map(|n| (NodeId(n.id), n.address)).collect();
-    let started = reactor.io().now();
-    let (assignment, inputs) = assignment::Assignment::new();
-    let mut shell = Shell {
-        name: config.host.name.clone(),
-        host: Host::new(&Config {
-            grid,
-            name: config.host.name.clone(),
-            instance: InstanceId(uuid::Uuid::new_v4().as_u128()),
-            budget,
-            care,
-            room: places.sessions,
-            expected_volumes: exported.len(),
-            tune: |_| {},
-            mutations: holdfast_host::Mutations::default(),
-            of_controllers: holdfast_volume::Mutations::default(),
-        }),
-        effects: Effects::new(),
-        spare: Effects::new(),
-        links: Links::new(grid, &config.host.name, links_tls.clone(), &nodes),
-        peers: Peers::new(links_tls.clone(), Door::new(door, places.links / 2), places.links),
-        clients: Clients::new(
-            places,
-            (grid, revoked),
-            settings.tls_dir.as_deref().map(tls::load_and_follow).transpose()?,
-            Machine::own(config.address()),
-        ),
-        served_at,
-        meta: MetaClient::start(meta.clone(), reactor.waker())?,
-        meta_calls: Slab::new(meta::CALLS_MAX),
-        commands,
-        waiters: Waiters::default(),
-        nbd_listeners: listeners,
-        host_listeners: host_listener.iter().map(|(listener, _)| *listener).collect(),
-        requests: VecDeque::new(),
-        now: started,
-        chores_at: started,
-        started,
-        near,
-        assignment: assignment.clone(),
-        locals: BTreeMap::new(),
-        nodes_away: BTreeSet::new(),
-        life: Life::Running,
-    };
-    for (volume, fixed) in fixed {
-        shell.tell_host(started, Order::SetFixed { volume, fixed: Some(fixed) });
-    }
-    shell.tell_host(started, Order::Access { lists: access, limits });
-    shell.tell_host(started, Order::Drain(draining));
-    shell.tell_host(started, Order::Near(near_nodes));
-    let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
-    let numbers = shell.peers.set_wanted(started, &hosts, reactor.io());
-    let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
-    shell.tell_host(started, Order::Offer { offers, hosts });
-    // Those whose keys are not there, or take a while, are opened later.
-    for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
-        shell.tell_host(started, Order::Open { spec, exported: true });
-    }
-    shell.settle(started, reactor.io());
-    let told = (meta, records, catalog, presence.clone(), keys);
-    control::start(dir, (&config, settings), told, revocations, (sender, assignment, inputs))?;
-    logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
-    tell_ready();
-    reactor.run(&mut shell)?;
-    presence.end();
-    logger::info(format_args!("host {} stops", config.host.name));
-    Ok(())
-}
-
-/// What this machine knows of certificates that were taken back.
-fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option<&ServerTls>) -> Result<Revocations> {
-    let lists = links.map(HostTls::revoked).into_iter().chain(door.map(ServerTls::revoked)).cloned().collect();
-    let revocations = Revocations { certificates, lists };
-    if links.is_some() {
-        revocations.replace(&revoked::load(&revocations.certificates.ca(), revocations.certificates.grid())?);
-    }
-    Ok(revocations)
-}
-
-/// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
-fn listen_to_hosts(
-    reactor: &mut Reactor,
-    config: &GridConfig,
-    places: HostPlaces,
-) -> Result<Option<(ListenerId, SocketAddr)>> {
-    let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
-    let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
-    let address = SocketAddr::new(ip, 0);
-    let (listener, bound) = reactor.io().listen_tcp(address).context("a port for other hosts")?;
-    reactor.io().set_accepted_max(listener, places.links + places.closing);
-    Ok(Some((listener, bound)))
-}
-
-/// Where clients come.
-fn listen(
-    reactor: &mut Reactor,
-    dir: &GridDir,
-    settings: &HostSettings,
-    places: HostPlaces,
-) -> Result<(Vec<ListenerId>, Vec<Place>)> {
-    let socket = dir.nbd_socket();
-    let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
-    let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
-    let mut served_at = vec![Place::Unix(socket)];
-    let exposure = settings.exposure();
-    match (exposure, exposure.text()) {
-        // The unix socket, other hosts and nodes are served all the same.
-        (Exposure::Withheld(_), Some(why)) => logger::error(format_args!("{why}")),
-        (_, Some(why)) => logger::warn(format_args!("{why}")),
-        (_, None) => {}
-    }
-    if let Some(address) = settings.nbd_tcp.filter(|_| !matches!(exposure, Exposure::Withheld(_))) {
-        let (listener, bound) =
-            outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as nbd.tcp asks for")?;
-        listeners.push(listener);
-        let tls = settings.tls_dir.is_some();
-        served_at.push(Place::Tcp { address: bound, tls });
-    }
-    for listener in &listeners {
-        reactor.io().set_accepted_max(*listener, places.clients() + places.closing);
-    }
-    Ok((listeners, served_at))
 }
 
 impl Shell {
@@ -434,6 +246,7 @@ impl Shell {
 
     /// Tells what this host does with a volume, if that has changed.
     fn tell_local(&mut self, volume: VolumeId) {
+        self.publish(volume);
         let local = self.host.find_id(volume).map(assignment::local_of);
         let before = match local {
             Some(local) => self.locals.insert(volume, local),
@@ -444,11 +257,22 @@ impl Shell {
         }
     }
 
+    /// Tells other reactors which names a volume has here.
+    fn publish(&mut self, volume: VolumeId) {
+        if self.reactors.count() == 1 {
+            return;
+        }
+        let found = self.host.shown(volume);
+        self.reactors.publish(self.number, volume, found);
+    }
+
     fn tell_nodes_away(&mut self, now: Instant) {
         let away = self.links.views().filter(|link| !link.up || link.polls_missed > 1).map(|link| link.node).collect();
         if self.nodes_away != away {
             self.nodes_away = away;
-            self.assignment.tell(AssignmentEvent::NodesAway(self.nodes_away.clone()));
+            if self.number == FRONT {
+                self.assignment.tell(AssignmentEvent::NodesAway(self.nodes_away.clone()));
+            }
             self.host.handle(now, HostEvent::NodesAway(self.nodes_away.clone()), &mut self.effects);
         }
     }
@@ -480,9 +304,15 @@ impl Shell {
     fn begin_stop(&mut self, now: Instant, io: &mut Io) {
         if self.is_stopping() {
             logger::warn(format_args!("told to stop a second time: volumes are left to recovery"));
+            if self.number == FRONT {
+                self.reactors.stop_others();
+            }
             return io.stop();
         }
         self.life = Life::Stopping { give_up_at: now + STOP_MAX };
+        if self.number == FRONT {
+            self.reactors.stop_others();
+        }
         self.tell_host(now, Order::TakeNoMore);
         for client in self.clients.tokens() {
             self.shut_client_down(client, io);
@@ -547,6 +377,7 @@ impl App for Shell {
                 None => self.links.on_lost(now, conn, error, io),
             },
             Event::Shutdown { .. } => self.begin_stop(now, io),
+            Event::Detached { conn, socket, bytes } => self.on_detached(now, conn, (socket, bytes), io),
             Event::Filled { conn, buf } if self.peers.owns(conn) => {
                 self.peers.on_filled(now, conn, buf, io);
             }

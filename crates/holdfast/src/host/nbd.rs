@@ -12,6 +12,7 @@
 use super::Shell;
 use super::access::Teller;
 use super::client::Machine;
+use super::reactors::Reactors;
 use super::tls::Secured;
 use holdfast_base::{BlockReply, Buf, BufMut, Effects, ExportInfo, GridId, Instant, ObjectId, Slab, Token};
 use holdfast_format::portal::Client as Association;
@@ -24,6 +25,7 @@ use holdfast_runtime::tls::TlsServer;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// What all sessions together may hold, but for one payload each: shared evenly, and no less than the least for each.
@@ -50,25 +52,47 @@ pub struct Client {
     unsent_bytes: u64,
     paused: bool,
     has_said: bool,
+    /// The export that it asked for, which another reactor has.
+    moves_to: Option<String>,
+}
+
+/// A client that another reactor has handed over, with the bytes that its session has not seen.
+pub struct Arrival {
+    client: Client,
+    socket: OwnedFd,
+    bytes: Vec<u8>,
 }
 
 /// Exports that a client is shown: those that are not for it are left out.
 struct Offered<'a> {
     host: &'a Host,
+    others: (&'a Reactors, usize),
     caller: &'a Caller,
     /// What the client was told that it may not have.
     refused: RefCell<Option<String>>,
 }
 
 impl<'a> Offered<'a> {
-    fn to(caller: &'a Caller, host: &'a Host) -> Offered<'a> {
-        Offered { host, caller, refused: RefCell::new(None) }
+    fn to(caller: &'a Caller, host: &'a Host, others: (&'a Reactors, usize)) -> Offered<'a> {
+        Offered { host, others, caller, refused: RefCell::new(None) }
     }
 }
 
 impl Exports for Offered<'_> {
     fn list(&self) -> Vec<ExportInfo> {
-        self.host.exports(self.caller)
+        let mut list = self.host.exports(self.caller);
+        let (reactors, own) = self.others;
+        if reactors.count() > 1 {
+            let others = reactors.exports_elsewhere(own).into_iter();
+            let allowed = others.filter(|(export, of)| !self.host.refuses(self.caller, &export.name, *of));
+            list.extend(allowed.map(|(export, _)| export));
+        }
+        list
+    }
+
+    fn is_elsewhere(&self, name: &str) -> bool {
+        let (reactors, own) = self.others;
+        reactors.elsewhere(own, name).is_some()
     }
 
     fn refusal(&self, name: &str) -> Option<String> {
@@ -230,6 +254,7 @@ impl Shell {
             unsent_bytes: 0,
             paused: false,
             has_said: false,
+            moves_to: None,
         };
         // A guest that is paused, or a program that is stopped, comes back to all that it asked for.
         if is_tcp {
@@ -286,7 +311,7 @@ impl Shell {
                         client.association.label = who(&client.caller, &client.peer);
                         client.session.on_tls_started();
                     }
-                    let offered = Offered::to(&client.caller, &self.host);
+                    let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
                     client.session.on_bytes(&opened.plaintext, &offered, effects);
                     refused = offered.refused.take();
                     secured.recycle(opened.plaintext);
@@ -298,7 +323,7 @@ impl Shell {
                 }
             }
         } else {
-            let offered = Offered::to(&client.caller, &self.host);
+            let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
             client.session.on_bytes(bytes, &offered, effects);
             refused = offered.refused.take();
             client.lend_sink(io);
@@ -349,6 +374,7 @@ impl Shell {
                     Effect::SendBuf(buf) => client.send_buf(buf, io),
                     Effect::Request(request) => self.requests.push_back((token, request)),
                     Effect::Open { export } => opening = Some(export),
+                    Effect::Move { export } => client.moves_to = Some(export),
                     // What was sent in the clear is queued ahead of everything encrypted.
                     Effect::StartTls => match self.clients.tls.as_ref().map(Secured::new) {
                         Some(Ok(secured)) => client.secured = Some(Box::new(secured)),
@@ -366,6 +392,11 @@ impl Shell {
                 self.forget_client(self.now, token);
                 break;
             }
+            if client.moves_to.is_some() {
+                // It goes on where its export is.
+                io.detach(conn);
+                break;
+            }
             let Some(export) = opening.take() else {
                 let wants = client.wants_input();
                 if wants == client.paused {
@@ -377,10 +408,58 @@ impl Shell {
             let result = self.open_export(self.now, token, &export);
             self.settle_handshake(token, &result);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
-            let offered = Offered::to(&client.caller, &self.host);
+            let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
             client.session.on_opened(result, &offered, &mut effects);
         }
         self.clients.effects = effects;
+    }
+
+    /// A client has left this reactor: for the one that has its export, or for this one again if none has it any more.
+    pub(super) fn on_detached(&mut self, now: Instant, conn: ConnId, (socket, bytes): (OwnedFd, Vec<u8>), io: &mut Io) {
+        let Some(token) = self.clients.by_conn.remove(&conn) else { return };
+        self.clients.handshakes.leave(token);
+        self.clients.sending.retain(|of| *of != token);
+        let mut client = self.clients.table.remove(token).expect("its connection was there");
+        let Clients { effects, teller, .. } = &mut self.clients;
+        let sent = std::mem::take(&mut client.unsent_bytes) as usize;
+        // A session that is moving wants nothing before it has moved.
+        client.session.on_sent(sent, &Offered::to(&client.caller, &self.host, (&self.reactors, self.number)), effects);
+        let export = client.moves_to.take().unwrap_or_default();
+        let peer = client.peer.clone();
+        let arrival = Box::new(Arrival { client, socket, bytes });
+        let Some(reactor) = self.reactors.elsewhere(self.number, &export) else {
+            return self.on_arrival(now, *arrival, io);
+        };
+        if !self.reactors.hand_over(reactor, arrival) {
+            teller.tell(now, &peer, "the reactor that has its export takes nothing just now");
+        }
+    }
+
+    pub(super) fn on_arrival(&mut self, now: Instant, arrival: Arrival, io: &mut Io) {
+        let Arrival { mut client, socket, mut bytes } = arrival;
+        if self.is_stopping() || self.clients.table.is_full() {
+            return;
+        }
+        client.conn = io.adopt(socket);
+        client.paused = false;
+        if client.source != Source::Local {
+            io.be_patient(client.conn);
+        }
+        let (conn, source) = (client.conn, client.source);
+        client.session.set_held_bytes_max(self.clients.held_bytes_max);
+        let token = self.clients.table.insert(client);
+        self.clients.by_conn.insert(conn, token);
+        if let Some(pushed_out) = self.clients.handshakes.come(token, source, now + HANDSHAKE_MAX) {
+            self.cut_handshake(now, pushed_out, "too many clients open exports at this moment", io);
+        }
+        let Clients { table, effects, .. } = &mut self.clients;
+        let Some(client) = table.get_mut(token) else { return };
+        let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+        client.session.on_moved(&offered, effects);
+        self.carry_out_session(token, io);
+        if !bytes.is_empty() {
+            self.on_client_bytes(now, token, &mut bytes, io);
+        }
     }
 
     fn open_export(&mut self, now: Instant, token: Token, export: &str) -> Result<ExportInfo, Refusal> {
@@ -486,7 +565,7 @@ impl Shell {
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {
-                let offered = Offered::to(&client.caller, &self.host);
+                let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
                 client.session.on_sent(sent as usize, &offered, effects);
             }
             if goes_on {

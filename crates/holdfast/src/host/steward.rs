@@ -173,7 +173,7 @@ impl ControlPlane {
             }
             Action::Drop { volume, epoch, place: (node, device) } => {
                 let request = Box::new(Request::DropVolume { device: *device, volume: *volume, epoch: *epoch });
-                let reply = ask(&self.reactor, CALL_MAX, |answer| Command::Call { node: *node, request, answer });
+                let reply = ask(&self.reactors, CALL_MAX, |answer| Command::Call { node: *node, request, answer });
                 // One that is away is asked again.
                 Ok(if matches!(reply, Ok(Some(Reply::Done))) { Outcome::Done } else { Outcome::Failed })
             }

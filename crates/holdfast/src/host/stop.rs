@@ -208,7 +208,7 @@ impl ControlPlane {
             return true;
         }
         let (node, request) = (NodeId(node.id), Box::new(Request::Ping));
-        matches!(ask(&self.reactor, PING_MAX, |answer| Command::Call { node, request, answer }), Ok(Some(Reply::Pong)))
+        matches!(ask(&self.reactors, PING_MAX, |answer| Command::Call { node, request, answer }), Ok(Some(Reply::Pong)))
     }
 }
 

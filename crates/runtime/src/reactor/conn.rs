@@ -5,6 +5,9 @@
 //! Connecting --connected--> Open --close()--> Draining --all sent, peer closed, or linger over--> Dead
 //!     |                      |                                                                     ^
 //!     +--- failed, abort() --+--- peer closed, failed, abort() ------------------------------------+
+//!                            |                                                                     |
+//!                            +--detach()--> Detaching --failed, abort() ---------------------------+
+//!                                               +--all sent, nothing being received--> another reactor's
 //! ```
 //! A dead connection stays in the table until the kernel has completed everything that it still does for it.
 
@@ -24,6 +27,8 @@ pub(super) enum State {
         /// All is sent, and the peer told so: its own end is awaited, lest unread bytes turn our close into a reset.
         flushed: bool,
     },
+    /// It goes to another reactor, once the kernel has done with it here. What is received until then goes along.
+    Detaching,
     Dead,
 }
 
@@ -100,7 +105,7 @@ impl Conn {
 
     /// The application still gets events of it.
     pub(super) fn is_known(&self) -> bool {
-        matches!(self.state, State::Connecting | State::Open)
+        matches!(self.state, State::Connecting | State::Open | State::Detaching)
     }
 
     /// Moves as much of `bytes` as fits into the sink; returns how much that was.

@@ -253,6 +253,42 @@ impl Io {
         }
     }
 
+    /// Has `conn` leave this reactor, once everything queued is sent: [`Event::Detached`] gives its socket, or
+    /// [`Event::Closed`] says that it ended first. No other event of it follows.
+    pub fn detach(&mut self, conn: ConnId) {
+        let Some((index, c)) = self.known(conn).filter(|(_, c)| c.state == State::Open) else { return };
+        assert!(c.sink.is_none(), "what is received in place belongs to this reactor");
+        c.state = State::Detaching;
+        if c.receiving != Receiving::Nothing {
+            let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::user_data(Kind::Receive.tag(index))).build();
+            // SAFETY: a cancellation points to no memory.
+            unsafe { self.ring.push(cancel.user_data(Kind::Ignored.tag(index))) };
+        }
+        self.finish_detach(index);
+    }
+
+    /// Lets a connection go that is detaching, if nothing of it is under way.
+    pub(super) fn finish_detach(&mut self, index: u32) {
+        let c = self.conns.at(index);
+        let is_idle = !c.is_in_kernel() && !c.is_delivering && !c.is_dirty && c.outbox.unsent_bytes() == 0;
+        if c.state != State::Detaching || !is_idle {
+            return;
+        }
+        let conn = ConnId(self.conns.token_at(index));
+        let c = self.conns.at(index);
+        let (socket, bytes) = (c.socket.take().expect("it was open"), std::mem::take(&mut c.stash));
+        c.state = State::Dead;
+        self.free_if_done(index);
+        self.deferred.push_back(Event::Detached { conn, socket, bytes });
+    }
+
+    /// Takes a connection that another reactor has detached; its bytes come from the next event on.
+    pub fn adopt(&mut self, socket: OwnedFd) -> ConnId {
+        let token = self.conns.insert(Conn::new(Some(socket), State::Open));
+        self.arm_receive(index_of(token));
+        ConnId(token)
+    }
+
     /// Adds a device with at most `in_flight_max` operations in the kernel at a time.
     pub fn add_device(&mut self, device: Device, in_flight_max: usize) -> DeviceSlot {
         self.disks.add(device, in_flight_max)
@@ -306,7 +342,7 @@ impl Io {
         let wants = match c.state {
             State::Open => c.sink.is_some() || !c.is_paused,
             State::Draining { .. } => true,
-            State::Connecting | State::Dead => false,
+            State::Connecting | State::Detaching | State::Dead => false,
         };
         if !wants || c.receiving != Receiving::Nothing || c.is_delivering || c.is_ended || !c.stash.is_empty() {
             return;
@@ -380,7 +416,7 @@ impl Io {
     pub(super) fn fail(&mut self, conn: ConnId, error: ConnError) {
         let index = index_of(conn.0);
         match self.conns.at(index).state {
-            State::Open => self.deferred.push_back(Event::Closed { conn, error }),
+            State::Open | State::Detaching => self.deferred.push_back(Event::Closed { conn, error }),
             State::Connecting => self.deferred.push_back(Event::ConnectFailed { conn, error }),
             State::Draining { .. } | State::Dead => {}
         }

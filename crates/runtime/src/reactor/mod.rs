@@ -118,6 +118,12 @@ pub enum Event<'a> {
         conn: ConnId,
         error: ConnError,
     },
+    /// The connection has left this reactor ([`Io::detach`]), with what came and was not handed over: for [`Io::adopt`].
+    Detached {
+        conn: ConnId,
+        socket: OwnedFd,
+        bytes: Vec<u8>,
+    },
     Read {
         token: DiskToken,
         result: Result<Buf, DiskError>,
@@ -432,6 +438,7 @@ impl Reactor {
                     self.io.mark_dirty(index);
                 }
                 self.io.finish_flush(index);
+                self.io.finish_detach(index);
             }
             Err(e) if is_transient(&e) => self.io.mark_dirty(index),
             Err(e) => self.io.fail(conn, conn_error(&e)),
@@ -460,6 +467,8 @@ impl Reactor {
                 deliver(app, now, conn, arena.bytes(id, count), &mut self.io);
             }
             Err(e) if is_transient(&e) => {}
+            // Cancelled.
+            Err(_) if c.state == State::Detaching => {}
             Err(e) => self.io.fail(conn, conn_error(&e)),
         }
         if let (Some(id), Some(arena)) = (lent, &mut self.arena) {
@@ -467,6 +476,7 @@ impl Reactor {
         }
         if self.io.conns.get(conn.0).is_some() {
             self.io.arm_receive(index);
+            self.io.finish_detach(index);
         }
     }
 
@@ -501,19 +511,21 @@ fn deliver<A: App>(app: &mut A, now: Instant, conn: ConnId, bytes: &mut [u8], io
     deliver_parts(app, now, conn, bytes, io);
     if let Some(c) = io.conns.get_mut(conn.0) {
         c.is_delivering = false;
+        io.finish_detach(index_of(conn.0));
     }
 }
 
 fn deliver_parts<A: App>(app: &mut A, now: Instant, conn: ConnId, mut bytes: &mut [u8], io: &mut Io) {
     while !bytes.is_empty() {
-        let Some(c) = io.conns.get_mut(conn.0).filter(|c| c.state == State::Open) else { return };
+        let is_live = |c: &&mut Conn| matches!(c.state, State::Open | State::Detaching);
+        let Some(c) = io.conns.get_mut(conn.0).filter(is_live) else { return };
         if c.sink.is_some() {
             let filled = c.fill_sink(bytes);
             bytes = &mut bytes[filled..];
             if let Some(buf) = c.take_full_sink() {
                 app.on_event(now, Event::Filled { conn, buf }, io);
             }
-        } else if c.is_paused {
+        } else if c.is_paused || c.state == State::Detaching {
             c.stash.extend_from_slice(bytes);
             return;
         } else {

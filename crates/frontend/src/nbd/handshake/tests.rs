@@ -383,3 +383,31 @@ fn options_wait_for_a_client_that_does_not_read() {
     assert_eq!(rest.len() + sent.len(), 100 * (20 + 16 + 20));
     assert!(client.session.wants_input());
 }
+
+#[test]
+fn an_option_whose_export_is_elsewhere_is_answered_there_and_what_follows_waits() {
+    for option in [option::INFO, option::GO, option::EXPORT_NAME] {
+        let mut client = plain(&["vm"]);
+        let data = if option == option::EXPORT_NAME { b"far-1".to_vec() } else { info_data("far-1", &[]) };
+        assert!(!client.say(&option_bytes(option, &data)).is_empty(), "{option}");
+        assert!(!client.closed && client.exports.iter().any(|export| export.name == "far-1"));
+        assert_eq!(client.opened.is_empty(), option == option::INFO);
+    }
+    // In one piece, and byte by byte.
+    let bytes = [option_bytes(option::INFO, &info_data("far-2", &[])), option_bytes(option::LIST, b"")].concat();
+    let mut client = plain(&["vm"]);
+    let whole = client.say(&bytes);
+    assert!(whole.ends_with(&[0, 0, 0, 1, 0, 0, 0, 0]), "the list is acknowledged last");
+    let mut client = plain(&["vm"]);
+    let pieces: Vec<u8> = bytes.iter().flat_map(|byte| client.say(&[*byte])).collect();
+    assert_eq!(whole, pieces);
+    let mut client = plain(&["vm"]);
+    assert_eq!(client.option(option::STRUCTURED_REPLY, b""), [ACK]);
+    assert_eq!(client.option(option::SET_META_CONTEXT, &contexts("far-3", &["base:allocation"])).len(), 2);
+    assert_eq!(client.option(option::GO, &info_data("far-3", &[])).last(), Some(&ACK));
+    assert_eq!(client.opened, ["far-3"]);
+    // Nothing is told of it before TLS.
+    let mut client = with_tls(TlsPolicy::Required);
+    assert_eq!(kinds(&client.option(option::INFO, &info_data("far-1", &[]))), [reply::ERR_TLS_REQD]);
+    assert!(client.exports.iter().all(|export| export.name != "far-1"));
+}

@@ -1,0 +1,370 @@
+//! The start of a host: what it needs, in the order in which one thing needs the other, up to its end.
+//!
+//! The first reactor runs on the process's first thread, and ends last; the others have threads of their own.
+
+use super::assignment::{self, Assignment};
+use super::client::Machine;
+use super::commands::{Answer, Command, Waiters};
+use super::meta::{Meta, MetaClient};
+use super::nbd::Clients;
+use super::near::Near;
+use super::peers::Peers;
+use super::reactors::{FRONT, Reactors};
+use super::revocation::Revocations;
+use super::{Life, Links, Shell, catalog, control, keys, machines, meta, presence, records, signer, tls};
+use crate::config::{Exposure, HostSettings};
+use crate::daemon::{outwait, raise_open_files, tell_ready};
+use crate::grid::certs::Certificates;
+use crate::grid::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
+use crate::grid::renewal::follow;
+use crate::grid::revoked;
+use crate::link_tls::Door;
+use crate::logger::{self, Voice};
+use crate::nbd_uri::Place;
+use anyhow::{Context, Result, anyhow};
+use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
+use holdfast_host::reservation::FixedVolume;
+use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Limits, Lists, OpenSpec, Order, Room};
+use holdfast_runtime::mailbox::{self, Sender};
+use holdfast_runtime::reactor::{self, ListenError, ListenerId, Reactor};
+use holdfast_runtime::tls::TlsServer;
+use holdfast_runtime::tls::link::{HostTls, ServerTls};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Commands that may wait: one a control connection.
+const COMMANDS_MAX: usize = 1024;
+
+/// What each reactor of a host is made with.
+struct Common {
+    grid: GridId,
+    name: String,
+    address: Option<IpAddr>,
+    /// The grid's certificates, where links have TLS.
+    links_tls: Option<HostTls>,
+    clients_tls: Option<TlsServer>,
+    nodes: Vec<(NodeId, SocketAddr)>,
+    own_nodes: Vec<NodeConfig>,
+    meta: Meta,
+    served_at: Vec<Place>,
+    /// Shared evenly.
+    budget: Budget,
+    care: Care,
+    places: HostPlaces,
+    expected_volumes: usize,
+    assignment: Assignment,
+    reactors: Arc<Reactors>,
+    /// What every reactor goes by from the beginning.
+    fixed: BTreeMap<VolumeId, FixedVolume>,
+    access: Lists,
+    limits: Limits,
+    draining: BTreeSet<DeviceId>,
+}
+
+/// What only the first reactor has.
+#[derive(Default)]
+struct Front {
+    clients: Vec<ListenerId>,
+    hosts: Vec<ListenerId>,
+    door: Option<ServerTls>,
+}
+
+impl Common {
+    /// A reactor's shell, which has heard all that it has to know before its first volume; and the way to it.
+    fn shell(&self, number: usize, reactor: &mut Reactor, front: Front) -> Result<(Shell, Sender<Command>)> {
+        let (sender, commands) = mailbox::mailbox(reactor.waker(), COMMANDS_MAX);
+        let (now, count) = (reactor.io().now(), self.reactors.count());
+        let Room { max, kept_for_local } = self.places.sessions;
+        let host = Host::new(&Config {
+            grid: self.grid,
+            name: self.name.clone(),
+            instance: InstanceId(uuid::Uuid::new_v4().as_u128()),
+            budget: Budget {
+                writeback_bytes: self.budget.writeback_bytes / count as u64,
+                map_cache_bytes: self.budget.map_cache_bytes / count as u64,
+                read_ahead_bytes: self.budget.read_ahead_bytes / count as u64,
+            },
+            care: self.care,
+            room: Room { max: max / count, kept_for_local: kept_for_local / count },
+            expected_volumes: self.expected_volumes.div_ceil(count),
+            tune: |_| {},
+            mutations: holdfast_host::Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
+        });
+        let revoked = self.links_tls.as_ref().map(|tls| tls.revoked().clone());
+        let mut shell = Shell {
+            name: self.name.clone(),
+            number,
+            reactors: Arc::clone(&self.reactors),
+            host,
+            effects: Effects::new(),
+            spare: Effects::new(),
+            links: Links::new(
+                (self.grid, &self.name),
+                self.links_tls.clone(),
+                &self.nodes,
+                Voice::new(number == FRONT),
+            ),
+            peers: Peers::new(self.links_tls.clone(), Door::new(front.door, self.places.links / 2), self.places.links),
+            clients: Clients::new(
+                self.places,
+                (self.grid, revoked),
+                self.clients_tls.clone(),
+                Machine::own(self.address),
+            ),
+            served_at: self.served_at.clone(),
+            meta: MetaClient::start(self.meta.clone(), reactor.waker())?,
+            meta_calls: Slab::new(meta::CALLS_MAX),
+            commands,
+            waiters: Waiters::default(),
+            nbd_listeners: front.clients,
+            host_listeners: front.hosts,
+            requests: VecDeque::new(),
+            now,
+            chores_at: now,
+            started: now,
+            near: Near::of(&self.own_nodes),
+            assignment: self.assignment.clone(),
+            locals: BTreeMap::new(),
+            nodes_away: BTreeSet::new(),
+            life: Life::Running,
+        };
+        for (volume, fixed) in &self.fixed {
+            shell.tell_host(now, Order::SetFixed { volume: *volume, fixed: Some(fixed.clone()) });
+        }
+        shell.tell_host(now, Order::Access { lists: self.access.clone(), limits: self.limits.clone() });
+        shell.tell_host(now, Order::Drain(self.draining.clone()));
+        shell.tell_host(now, Order::Near(self.own_nodes.iter().map(|node| NodeId(node.id)).collect()));
+        Ok((shell, sender))
+    }
+}
+
+/// Another reactor than the first, on a thread of its own.
+fn begin_other(common: &Arc<Common>, number: usize) -> Result<(Sender<Command>, JoinHandle<()>)> {
+    let (ready, is_ready) = sync_channel(1);
+    let own = Arc::clone(common);
+    let thread = std::thread::Builder::new().name(format!("reactor {number}"));
+    let thread = thread.spawn(move || run_other(&own, number, &ready)).context("no thread for a reactor")?;
+    let sender = is_ready.recv().map_err(|_| anyhow!("reactor {number} has ended before it began"))??;
+    Ok((sender, thread))
+}
+
+fn run_other(common: &Common, number: usize, ready: &SyncSender<Result<Sender<Command>>>) {
+    /// What a reactor leaves half done nobody may go on with.
+    struct EndsTheProcess;
+    impl Drop for EndsTheProcess {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                std::process::abort();
+            }
+        }
+    }
+    let _guard = EndsTheProcess;
+    let make = || {
+        let mut reactor = Reactor::new(reactor::Config::default())?;
+        let (shell, sender) = common.shell(number, &mut reactor, Front::default())?;
+        anyhow::Ok((reactor, shell, sender))
+    };
+    let (mut reactor, mut shell) = match make() {
+        Ok((reactor, shell, sender)) => {
+            let _ = ready.send(Ok(sender));
+            (reactor, shell)
+        }
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let now = reactor.io().now();
+    shell.settle(now, reactor.io());
+    if let Err(error) = reactor.run(&mut shell) {
+        logger::error(format_args!("reactor {number}: {error}"));
+        std::process::abort();
+    }
+}
+
+/// Runs until SIGTERM.
+pub fn run(dir: &GridDir) -> Result<()> {
+    let mut config = dir.load()?;
+    let settings = dir.settings(&config)?;
+    dir.check_socket_paths()?;
+    let grid = config.grid_id()?;
+    let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
+    let links_tls = config.tls.then(load_tls).transpose()?;
+    let meta = meta::await_open(dir, &config)?;
+    let is_marked = matches!(config.meta, MetaConfig::Etcd(_));
+    let records = records::Records::start(meta.clone(), is_marked, Some(dir.clone()))?;
+    let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
+    let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
+    let mut reactor = Reactor::new(reactor_config)?;
+    let places = places();
+    let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
+    let host_listener = listen_to_hosts(&mut reactor, &config, places)?;
+    let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
+    let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
+    if let (Some(ways), Some(door)) = (&links_tls, &door) {
+        follow(ways.clone(), door.clone())?;
+    }
+    machines::check_member(dir, &config, &catalog)?;
+    // The sockets are ours now: no other host runs in this directory.
+    let address = host_listener.map(|(_, address)| address);
+    let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
+    catalog.set_own_nodes(&config.nodes)?;
+    machines::announce(dir, &config, &catalog, address)?;
+    let own_nodes = config.nodes.clone();
+    signer::start(dir, &config, catalog.clone(), meta.clone())?;
+    records.sync()?;
+    config.nodes = catalog.nodes()?;
+    // Read after that: while the host was away others may have taken volumes over.
+    catalog.adopt_exports()?;
+    let exported = catalog.exported()?;
+    let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
+    let (assignment, inputs) = assignment::Assignment::new();
+    let reactors = Arc::new(Reactors::new(settings.reactors.max(1)));
+    let common = Arc::new(Common {
+        grid,
+        name: config.host.name.clone(),
+        address: config.address(),
+        links_tls,
+        clients_tls: settings.tls_dir.as_deref().map(tls::load_and_follow).transpose()?,
+        nodes: config.nodes.iter().map(|node| (NodeId(node.id), node.address)).collect(),
+        own_nodes,
+        meta: meta.clone(),
+        served_at,
+        budget: Budget {
+            writeback_bytes: settings.writeback_bytes,
+            map_cache_bytes: settings.map_cache_bytes,
+            read_ahead_bytes: settings.read_ahead_bytes,
+        },
+        care: Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every },
+        places,
+        expected_volumes: exported.len(),
+        assignment: assignment.clone(),
+        reactors: Arc::clone(&reactors),
+        fixed: catalog.fixed()?,
+        access: catalog.clients()?,
+        limits: catalog.limits()?,
+        draining: catalog.draining()?,
+    });
+    let hosts = host_listener.iter().map(|(listener, _)| *listener).collect();
+    let (mut shell, post) = common.shell(FRONT, &mut reactor, Front { clients: listeners, hosts, door })?;
+    let mut posts = vec![post];
+    let mut threads = Vec::new();
+    for number in 1..reactors.count() {
+        let (post, thread) = begin_other(&common, number)?;
+        posts.push(post);
+        threads.push(thread);
+    }
+    reactors.begin(posts);
+    let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
+    reactors.set_offered(offers.iter().map(|offer| offer.volume).collect());
+    let now = reactor.io().now();
+    let numbers = shell.peers.set_wanted(now, &hosts, reactor.io());
+    let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
+    shell.tell_host(now, Order::Offer { offers, hosts });
+    // Those whose keys are not there, or take a while, are opened later.
+    for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
+        open_at_start(&mut shell, &reactors, spec);
+    }
+    shell.settle(now, reactor.io());
+    let told = (meta, records, catalog, presence.clone(), keys);
+    control::start(dir, (&config, settings), told, revocations, (Arc::clone(&reactors), assignment, inputs))?;
+    logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
+    tell_ready();
+    let ended = reactor.run(&mut shell);
+    if ended.is_err() {
+        reactors.stop_others();
+    }
+    for thread in threads {
+        // One that panics ends the process.
+        let _ = thread.join();
+    }
+    ended?;
+    presence.end();
+    logger::info(format_args!("host {} stops", config.host.name));
+    Ok(())
+}
+
+/// At a start there may be more of them than commands may wait.
+fn open_at_start(shell: &mut Shell, reactors: &Arc<Reactors>, spec: OpenSpec) {
+    let (volume, number) = (spec.volume, reactors.place(spec.volume, &spec.name));
+    let open = || Order::Open { spec: spec.clone(), exported: true };
+    if number == FRONT {
+        shell.tell_host(shell.started, open());
+        shell.publish(volume);
+        return reactors.arrived(volume);
+    }
+    let answer = || Answer::Part(Box::new(|_| {}));
+    while reactors.post_to(number, Command::Order { order: Box::new(open()), answer: answer() }).is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// How many may come.
+fn places() -> HostPlaces {
+    let open_files = raise_open_files();
+    let places = HostPlaces::of(open_files);
+    if places.is_short() {
+        logger::warn(format_args!(
+            "this host may have {open_files} open files, and takes {} clients; a higher hard limit (`ulimit -Hn`, LimitNOFILE of its \
+             service) makes room for more",
+            places.sessions.max
+        ));
+    }
+    places
+}
+
+/// What this machine knows of certificates that were taken back.
+fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option<&ServerTls>) -> Result<Revocations> {
+    let lists = links.map(HostTls::revoked).into_iter().chain(door.map(ServerTls::revoked)).cloned().collect();
+    let revocations = Revocations { certificates, lists };
+    if links.is_some() {
+        revocations.replace(&revoked::load(&revocations.certificates.ca(), revocations.certificates.grid())?);
+    }
+    Ok(revocations)
+}
+
+/// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
+fn listen_to_hosts(
+    reactor: &mut Reactor,
+    config: &GridConfig,
+    places: HostPlaces,
+) -> Result<Option<(ListenerId, SocketAddr)>> {
+    let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
+    let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
+    let address = SocketAddr::new(ip, 0);
+    let (listener, bound) = reactor.io().listen_tcp(address).context("a port for other hosts")?;
+    reactor.io().set_accepted_max(listener, places.links + places.closing);
+    Ok(Some((listener, bound)))
+}
+
+/// Where clients come.
+fn listen(
+    reactor: &mut Reactor,
+    dir: &GridDir,
+    settings: &HostSettings,
+    places: HostPlaces,
+) -> Result<(Vec<ListenerId>, Vec<Place>)> {
+    let socket = dir.nbd_socket();
+    let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
+    let mut listeners = vec![outwait(|| reactor.io().listen_unix(&socket), in_use)?];
+    let mut served_at = vec![Place::Unix(socket)];
+    let exposure = settings.exposure();
+    match (exposure, exposure.text()) {
+        // The unix socket, other hosts and nodes are served all the same.
+        (Exposure::Withheld(_), Some(why)) => logger::error(format_args!("{why}")),
+        (_, Some(why)) => logger::warn(format_args!("{why}")),
+        (_, None) => {}
+    }
+    if let Some(address) = settings.nbd_tcp.filter(|_| !matches!(exposure, Exposure::Withheld(_))) {
+        let (listener, bound) =
+            outwait(|| reactor.io().listen_tcp(address), in_use).context("NBD over TCP, as nbd.tcp asks for")?;
+        listeners.push(listener);
+        let tls = settings.tls_dir.is_some();
+        served_at.push(Place::Tcp { address: bound, tls });
+    }
+    for listener in &listeners {
+        reactor.io().set_accepted_max(*listener, places.clients() + places.closing);
+    }
+    Ok((listeners, served_at))
+}
