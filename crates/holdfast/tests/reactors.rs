@@ -84,6 +84,7 @@ fn volumes_on_several_reactors_are_served_listed_changed_and_opened_again() {
         holds(name, &files[0]);
     }
     until("all is whole", || VOLUMES.iter().all(|name| is_whole(&grid, name)));
+    grid.ok("volume delete v4-clone");
     grid.ok("volume unexport v4");
     grid.ok("volume delete v4");
     assert_eq!(grid.json("status")["volumes"].as_array().unwrap().iter().filter(|v| v["name"] == "v4").count(), 0);

@@ -619,5 +619,38 @@ fn a_connection_that_ends_while_it_is_handed_over_is_told_of() {
     client.unwrap().join().unwrap();
 }
 
+#[test]
+fn a_connection_that_both_have_ended_is_gone_with_its_last_byte() {
+    let sent = pattern(3, 16 << 20);
+    let (_, client) = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let waker = reactor.waker();
+            let client = thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"x").unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                thread::sleep(Duration::from_millis(50));
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                waker.wake();
+                all
+            });
+            (0, Some(client))
+        },
+        |_, event, io| match event {
+            Event::Accepted { .. } => {}
+            Event::Bytes { conn, .. } => {
+                io.send_vec(conn, pattern(3, 16 << 20));
+                io.close(conn);
+            }
+            Event::Wake => io.stop(),
+            other => panic!("{other:?}"),
+        },
+    );
+    assert!(client.unwrap().join().unwrap() == sent);
+}
+
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}

@@ -280,10 +280,6 @@ impl ControlPlane {
         let next = offers(&self.catalog, &live, &hosts);
         if told.as_ref() != Some(&next) {
             let (offers, hosts) = next.clone();
-            // Other hosts come to one reactor: a volume that is elsewhere goes there, and is opened anew.
-            for astray in self.reactors.set_offered(offers.iter().map(|offer| offer.volume).collect()) {
-                self.order_within(CLOSE_MAX.min(ANSWER_MAX), Order::LetGo { volume: astray })?;
-            }
             self.ask(|answer| Command::Offers { offers, hosts, answer })?;
             *told = Some(next);
         }

@@ -7,7 +7,7 @@
 //!
 //! Reactors are to each other as hosts are: each goes by what records say of others' volumes. What all share is divided evenly.
 //!
-//! Limits: volumes that other hosts offer, too, are on the first reactor, where these come.
+//! Limits: other hosts come to the first reactor alone, so a grid of several has one reactor a host.
 
 use super::commands::{Answer, Command, LiveStatus};
 use super::nbd::Arrival;
@@ -24,13 +24,6 @@ pub const FRONT: usize = 0;
 /// An export, and the volume or clone that it is of.
 pub type Shown = (ExportInfo, VolumeId);
 
-#[derive(Default)]
-struct State {
-    volumes: BTreeMap<VolumeId, Home>,
-    /// Those that have to be on the first.
-    offered: BTreeSet<VolumeId>,
-}
-
 /// Where a volume is.
 struct Home {
     reactor: usize,
@@ -46,7 +39,7 @@ struct Home {
 pub struct Reactors {
     count: usize,
     posts: OnceLock<Vec<Sender<Command>>>,
-    state: Mutex<State>,
+    homes: Mutex<BTreeMap<VolumeId, Home>>,
 }
 
 /// The command is handed back to nobody: there was no room for it.
@@ -55,7 +48,7 @@ pub struct Busy;
 
 impl Reactors {
     pub fn new(count: usize) -> Reactors {
-        Reactors { count, posts: OnceLock::new(), state: Mutex::default() }
+        Reactors { count, posts: OnceLock::new(), homes: Mutex::default() }
     }
 
     pub fn begin(&self, posts: Vec<Sender<Command>>) {
@@ -67,8 +60,8 @@ impl Reactors {
         self.count
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn homes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Home>> {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn post_to(&self, reactor: usize, command: Command) -> Result<(), Busy> {
@@ -86,23 +79,14 @@ impl Reactors {
 
     // ---- where volumes are ----
 
-    /// These are offered together with other hosts from here on. Gives those of them that are elsewhere than they must be.
-    pub fn set_offered(&self, offered: BTreeSet<VolumeId>) -> Vec<VolumeId> {
-        let mut state = self.state();
-        state.offered = offered;
-        let is_astray = |volume: &&VolumeId| state.volumes.get(volume).is_some_and(|home| home.reactor != FRONT);
-        state.offered.iter().filter(is_astray).copied().collect()
-    }
-
     /// The reactor that a volume is opened on: where it is, or the one with the fewest.
     pub fn place(&self, volume: VolumeId, name: &str) -> usize {
-        let mut state = self.state();
+        let mut homes = self.homes();
         let mut counts = vec![0_usize; self.count];
-        state.volumes.values().for_each(|home| counts[home.reactor] += 1);
+        homes.values().for_each(|home| counts[home.reactor] += 1);
         let fewest = (0..self.count).min_by_key(|reactor| counts[*reactor]).unwrap_or(FRONT);
-        let fresh = if state.offered.contains(&volume) { FRONT } else { fewest };
-        let home = state.volumes.entry(volume).or_insert_with(|| Home {
-            reactor: fresh,
+        let home = homes.entry(volume).or_insert_with(|| Home {
+            reactor: fewest,
             coming: 0,
             is_there: false,
             names: BTreeSet::new(),
@@ -115,34 +99,34 @@ impl Reactors {
 
     /// An order to open it has come, or will not.
     pub fn arrived(&self, volume: VolumeId) {
-        let mut state = self.state();
-        let Some(home) = state.volumes.get_mut(&volume) else { return };
+        let mut homes = self.homes();
+        let Some(home) = homes.get_mut(&volume) else { return };
         home.coming = home.coming.saturating_sub(1);
         if home.coming == 0 && !home.is_there {
-            state.volumes.remove(&volume);
+            homes.remove(&volume);
         }
     }
 
     /// A reactor has it, under these names, or has it no more.
     pub fn publish(&self, reactor: usize, volume: VolumeId, found: Option<(BTreeSet<String>, Vec<Shown>)>) {
-        let mut state = self.state();
-        let Some(home) = state.volumes.get_mut(&volume).filter(|home| home.reactor == reactor) else { return };
+        let mut homes = self.homes();
+        let Some(home) = homes.get_mut(&volume).filter(|home| home.reactor == reactor) else { return };
         home.is_there = found.is_some();
         match found {
             Some((names, exports)) => (home.names, home.exports) = (names, exports),
-            None if home.coming == 0 => drop(state.volumes.remove(&volume)),
+            None if home.coming == 0 => drop(homes.remove(&volume)),
             None => home.exports.clear(),
         }
     }
 
     fn home(&self, volume: VolumeId) -> usize {
-        self.state().volumes.get(&volume).map_or(FRONT, |home| home.reactor)
+        self.homes().get(&volume).map_or(FRONT, |home| home.reactor)
     }
 
     /// Of a volume, a clone or a snapshot.
     fn home_of(&self, name: &str) -> usize {
         let name = split_export(split_ticket(name).0).0;
-        self.state().volumes.values().find(|home| home.names.contains(name)).map_or(FRONT, |home| home.reactor)
+        self.homes().values().find(|home| home.names.contains(name)).map_or(FRONT, |home| home.reactor)
     }
 
     /// Where an export is, if another reactor has it than this one. The empty name is that of the only one there is.
@@ -151,20 +135,20 @@ impl Reactors {
             return None;
         }
         let name = split_export(split_ticket(export).0).0;
-        let state = self.state();
-        let mut homes = state.volumes.values();
+        let homes = self.homes();
+        let mut all = homes.values();
         let home = if name.is_empty() {
-            homes.next().filter(|home| home.exports.len() == 1 && state.volumes.len() == 1)
+            all.next().filter(|home| home.exports.len() == 1 && homes.len() == 1)
         } else {
-            homes.find(|home| home.names.contains(name))
+            all.find(|home| home.names.contains(name))
         };
         home.map(|home| home.reactor).filter(|at| *at != reactor)
     }
 
     /// What others have than this one.
     pub fn exports_elsewhere(&self, reactor: usize) -> Vec<Shown> {
-        let state = self.state();
-        state.volumes.values().filter(|home| home.reactor != reactor).flat_map(|home| home.exports.clone()).collect()
+        let homes = self.homes();
+        homes.values().filter(|home| home.reactor != reactor).flat_map(|home| home.exports.clone()).collect()
     }
 
     /// Hands a client over; false where it can't be taken.
@@ -377,11 +361,10 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_spread_and_those_of_several_hosts_are_on_the_first() {
+    fn volumes_are_spread_and_stay_where_they_are() {
         let reactors = Reactors::new(2);
         assert_eq!((reactors.place(A, "a"), reactors.place(B, "b")), (0, 1));
         assert_eq!(reactors.place(B, "b"), 1, "where it is");
-        assert_eq!(reactors.set_offered(BTreeSet::from([A, B, C])), [B]);
         assert_eq!(reactors.place(C, "c"), 0);
         // One that could not be asked is nowhere; one that was asked twice is there until both have come.
         reactors.arrived(C);

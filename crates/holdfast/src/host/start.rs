@@ -220,7 +220,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let exported = catalog.exported()?;
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (assignment, inputs) = assignment::Assignment::new();
-    let reactors = Arc::new(Reactors::new(settings.reactors.max(1)));
+    let reactors = Arc::new(Reactors::new(count_of(&config, &settings)));
     let common = Arc::new(Common {
         grid,
         name: config.host.name.clone(),
@@ -257,7 +257,6 @@ pub fn run(dir: &GridDir) -> Result<()> {
     }
     reactors.begin(posts);
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
-    reactors.set_offered(offers.iter().map(|offer| offer.volume).collect());
     let now = reactor.io().now();
     let numbers = shell.peers.set_wanted(now, &hosts, reactor.io());
     let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
@@ -298,6 +297,18 @@ fn open_at_start(shell: &mut Shell, reactors: &Arc<Reactors>, spec: OpenSpec) {
     while reactors.post_to(number, Command::Order { order: Box::new(open()), answer: answer() }).is_err() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
+}
+
+/// Other hosts come to one reactor.
+fn count_of(config: &GridConfig, settings: &HostSettings) -> usize {
+    let is_alone = matches!(config.meta, MetaConfig::Embedded);
+    if !is_alone && settings.reactors > 1 {
+        logger::warn(format_args!(
+            "cpu.reactors is {}, and counts in a grid of one machine alone: this host has one",
+            settings.reactors
+        ));
+    }
+    if is_alone { settings.reactors.max(1) } else { 1 }
 }
 
 /// How many may come.

@@ -438,7 +438,9 @@ impl Reactor {
                     self.io.mark_dirty(index);
                 }
                 self.io.finish_flush(index);
-                self.io.finish_detach(index);
+                if self.io.conns.get(conn.0).is_some() {
+                    self.io.finish_detach(index);
+                }
             }
             Err(e) if is_transient(&e) => self.io.mark_dirty(index),
             Err(e) => self.io.fail(conn, conn_error(&e)),
