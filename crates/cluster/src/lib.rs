@@ -24,6 +24,7 @@ pub mod machine;
 pub mod recover;
 pub mod schedule;
 pub mod steward;
+pub mod trend;
 pub mod upkeep;
 pub mod view;
 

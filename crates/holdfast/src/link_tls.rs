@@ -6,13 +6,13 @@
 //! come, see [`Door::let_in`]) or gone (refused, overdue, or pushed out by newer ones).
 //!
 //! Limits: at most [`HANDSHAKES_MAX`] connections at the door, each for [`HANDSHAKE_MAX`] and with what
-//! `tls::HANDSHAKE_BYTES_MAX` lets it send; [`TOLD_MAX`] lines of log in [`TOLD_SPAN`]. Where the door is full the
+//! `tls::HANDSHAKE_BYTES_MAX` lets it send; lines of log as [`Telling`] allows. Where the door is full the
 //! oldest of the source that has most at it is pushed out: real hosts are through within milliseconds, and who only
 //! holds a place is not.
 
 use crate::logger;
 use holdfast_base::{Instant, Token};
-use holdfast_host::{Handshakes, Room, Source, Taken};
+use holdfast_host::{Handshakes, Room, Source, Taken, Telling};
 use holdfast_runtime::framed::Secured;
 use holdfast_runtime::tls::TlsError;
 use holdfast_runtime::tls::link::ServerTls;
@@ -24,10 +24,6 @@ pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Both lanes of 256 hosts that come at once; 128 MiB at the very worst.
 pub const HANDSHAKES_MAX: usize = 512;
 
-/// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
-const TOLD_MAX: u32 = 30;
-const TOLD_SPAN: Duration = Duration::from_secs(60);
-
 /// What is said to who is pushed out.
 pub const PUSHED_OUT: &str = "too many connections have not shown what they are, most of them from its address, and it is the \
                               oldest of these; check what it is that connects";
@@ -37,16 +33,14 @@ pub struct Door {
     /// Where links have TLS.
     tls: Option<ServerTls>,
     waiting: Handshakes,
-    told: u32,
-    untold: u64,
-    tell_again_at: Instant,
+    telling: Telling,
 }
 
 impl Door {
     /// A door with nobody at it, and room for some.
     pub fn new(tls: Option<ServerTls>, room: usize) -> Door {
         let waiting = Handshakes::new(room.min(HANDSHAKES_MAX));
-        Door { tls, waiting, told: 0, untold: 0, tell_again_at: Instant::ZERO }
+        Door { tls, waiting, telling: Telling::default() }
     }
 
     /// This side of a session, where links have TLS.
@@ -92,17 +86,12 @@ impl Door {
 
     /// Tells who was refused, and why; not each time where that happens all the time.
     pub fn tell(&mut self, now: Instant, who: &str, why: &str) {
-        if self.tell_again_at <= now {
-            if self.untold > 0 {
-                logger::warn(format_args!("refused {} more connections since, untold", self.untold));
-            }
-            (self.told, self.untold, self.tell_again_at) = (0, 0, now + TOLD_SPAN);
+        let (untold, is_told) = self.telling.come(now);
+        if let Some(untold) = untold {
+            logger::warn(format_args!("refused {untold} more connections since, untold"));
         }
-        if self.told < TOLD_MAX {
-            self.told += 1;
+        if is_told {
             logger::warn(format_args!("refused a connection from {who}: {why}"));
-        } else {
-            self.untold += 1;
         }
     }
 }
@@ -137,11 +126,5 @@ mod tests {
         assert_eq!(door.overdue(at(1003)), Some(Token(2)));
         assert_eq!(door.overdue(at(1003)), Some(Token(3)));
         assert_eq!(door.overdue(at(1003)), None);
-        for _ in 0..2 * TOLD_MAX {
-            door.tell(at(0), "a stranger", "why");
-        }
-        assert_eq!((door.told, door.untold), (TOLD_MAX, u64::from(TOLD_MAX)));
-        door.tell(at(0) + TOLD_SPAN, "a stranger", "why");
-        assert_eq!((door.told, door.untold), (1, 0));
     }
 }

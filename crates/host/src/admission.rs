@@ -16,6 +16,7 @@
 use holdfast_base::{Instant, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 /// Those in line that belong to this machine's administrator, and are never pushed out: tools that come at the same
 /// moment.
@@ -104,6 +105,42 @@ impl Handshakes {
     /// When the oldest is overdue.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.line.front().map(|(_, _, until)| *until)
+    }
+}
+
+/// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
+const TOLD_MAX: u32 = 30;
+const TOLD_SPAN: Duration = Duration::from_secs(60);
+
+/// Which refusals are told of: not each, where they come all the time.
+#[derive(Debug)]
+pub struct Telling {
+    told: u32,
+    untold: u64,
+    again_at: Instant,
+}
+
+impl Default for Telling {
+    fn default() -> Telling {
+        Telling { told: 0, untold: 0, again_at: Instant::ZERO }
+    }
+}
+
+impl Telling {
+    /// There is another one. Gives how many were left untold, where it is time to say that, and whether this one is told of.
+    pub fn come(&mut self, now: Instant) -> (Option<u64>, bool) {
+        let mut untold = None;
+        if self.again_at <= now {
+            untold = Some(self.untold).filter(|count| *count > 0);
+            *self = Telling { again_at: now + TOLD_SPAN, ..Telling::default() };
+        }
+        let is_told = self.told < TOLD_MAX;
+        if is_told {
+            self.told += 1;
+        } else {
+            self.untold += 1;
+        }
+        (untold, is_told)
     }
 }
 
@@ -232,7 +269,6 @@ pub fn node_peers(descriptors: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn at(n: u8) -> Source {
         Source::of(Some(SocketAddr::from(([10, 0, 0, n], 5000))))
@@ -258,6 +294,16 @@ mod tests {
         assert_eq!(line.next_deadline(), Some(seconds(30)));
         assert_eq!(line.overdue(seconds(29)), None);
         assert_eq!(line.overdue(seconds(30)), Some(Token(1001)));
+    }
+
+    #[test]
+    fn refusals_that_come_all_the_time_are_counted_and_told_of_later() {
+        let mut telling = Telling::default();
+        let told = (0..100).filter(|_| telling.come(seconds(1)).1).count();
+        assert_eq!(told, TOLD_MAX as usize);
+        assert_eq!(telling.come(seconds(60)), (None, false));
+        assert_eq!(telling.come(seconds(61)), (Some(71), true));
+        assert_eq!(telling.come(seconds(200)), (None, true), "nothing was left untold");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::access::Caller;
 use crate::admission::Room;
 use crate::event::{Call, ChangeOutcome, Effect, Event, Level, News, OpenSpec, Ownership, Policy};
 use crate::groups::Groups;
+use crate::homes::Names;
 use crate::mutations::Mutations;
 use crate::offers::Forward;
 use crate::requests::Requester;
@@ -187,7 +188,7 @@ impl Host {
 
     /// Names of an open volume and of the clones in it, and what clients may open of them, with the volume or clone that each
     /// export is of.
-    pub fn shown(&self, volume: VolumeId) -> Option<(BTreeSet<String>, Vec<(ExportInfo, VolumeId)>)> {
+    pub fn shown(&self, volume: VolumeId) -> Option<Names> {
         let at = self.volumes.find_id(volume)?;
         let found = self.volumes.table.get(at)?;
         let own = || self.volumes.heads().filter(|(_, of, _)| *of == at);

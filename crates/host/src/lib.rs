@@ -16,6 +16,7 @@ mod event;
 mod filters;
 pub mod forward;
 mod groups;
+pub mod homes;
 mod host;
 mod limits;
 mod mutations;
@@ -27,13 +28,14 @@ mod remotes;
 pub mod requests;
 pub mod reservation;
 mod sessions;
+pub mod views;
 mod volumes;
 mod waiters;
 mod write_gate;
 mod writers;
 
 pub use access::{Caller, Lists};
-pub use admission::{Full, Handshakes, HostPlaces, Room, Source, Taken, node_peers};
+pub use admission::{Full, Handshakes, HostPlaces, Room, Source, Taken, Telling, node_peers};
 pub use event::{
     Call, ChangeOutcome, CloseOutcome, Effect, Event, FilterChange, FilterOutcome, ForkOutcome, GroupOutcome, Level,
     News, OpenSpec, Order, Outcome, Ownership, PeerEffect, PeerEvent, Policy, ResizeOutcome, Wanted,

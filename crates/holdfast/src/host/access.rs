@@ -16,17 +16,12 @@ use crate::logger;
 use anyhow::Result;
 use holdfast_api::{ClientsChange, Code, VolumeInfo, refuse};
 use holdfast_base::{GridId, Instant, VolumeId};
-use holdfast_host::{Caller, Order};
+use holdfast_host::{Caller, Order, Telling};
 use holdfast_runtime::pki::{Identity, Role};
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 /// Clients that one list may name.
 const CLIENTS_MAX: usize = 1024;
-
-/// Refusals that are told of in [`TOLD_SPAN`]: enough to see what happens, too few to fill a disk.
-const TOLD_MAX: u32 = 30;
-const TOLD_SPAN: Duration = Duration::from_secs(60);
 
 /// The client of a secured connection.
 pub fn caller_of(grid: GridId, has_certificate: bool, identity: Option<Identity>) -> Caller {
@@ -38,32 +33,17 @@ pub fn caller_of(grid: GridId, has_certificate: bool, identity: Option<Identity>
 }
 
 /// Tells of refusals, not each time where they come all the time.
-#[derive(Debug)]
-pub struct Teller {
-    told: u32,
-    untold: u64,
-    tell_again_at: Instant,
-}
-
-impl Default for Teller {
-    fn default() -> Teller {
-        Teller { told: 0, untold: 0, tell_again_at: Instant::ZERO }
-    }
-}
+#[derive(Default, Debug)]
+pub struct Teller(Telling);
 
 impl Teller {
     pub fn tell(&mut self, now: Instant, who: &str, why: &str) {
-        if self.tell_again_at <= now {
-            if self.untold > 0 {
-                logger::warn(format_args!("{} more clients were refused since, untold", self.untold));
-            }
-            *self = Teller { tell_again_at: now + TOLD_SPAN, ..Teller::default() };
+        let (untold, is_told) = self.0.come(now);
+        if let Some(untold) = untold {
+            logger::warn(format_args!("{untold} more clients were refused since, untold"));
         }
-        if self.told < TOLD_MAX {
-            self.told += 1;
+        if is_told {
             logger::warn(format_args!("client {who} is refused: {why}"));
-        } else {
-            self.untold += 1;
         }
     }
 }

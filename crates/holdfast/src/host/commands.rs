@@ -5,7 +5,6 @@
 //! become of volumes is an [`Order`] to the host machine.
 
 use super::Shell;
-use super::family::{Kin, Published, kin};
 use super::nbd::Arrival;
 use crate::resources;
 use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, NodeInfo, OutageInfo, Parts, VolumeInfo};
@@ -13,9 +12,10 @@ use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_host::reservation::FixedVolume;
-use holdfast_host::{Event as HostEvent, Offer, Order, Outcome, Volume};
+use holdfast_host::views::{self, Kin, Published};
+use holdfast_host::{Event as HostEvent, Offer, Order, Outcome};
 use holdfast_runtime::reactor::{Io, ListenError};
-use holdfast_volume::{Claim, State};
+use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -145,14 +145,23 @@ pub enum Command {
     },
 }
 
-/// What a volume in service lacks.
+/// What a volume in service lacks, as hosts tell each other: see [`views::Weakness`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Weakness {
     pub volume: String,
-    /// It is not open yet, or not any more: nobody knows.
     pub unknown: bool,
     pub segments: u64,
     pub entries: u64,
+}
+
+impl From<views::Weakness> for Weakness {
+    fn from(views::Weakness { volume, unknown, segments, entries }: views::Weakness) -> Weakness {
+        Weakness { volume, unknown, segments, entries }
+    }
+}
+
+fn told(weak: Vec<views::Weakness>) -> Vec<Weakness> {
+    weak.into_iter().map(Weakness::from).collect()
 }
 
 /// The part of `status` that the reactor knows.
@@ -208,7 +217,7 @@ impl Shell {
                 self.give_order(now, *order, answer);
                 if let Some(volume) = opens {
                     self.publish(volume);
-                    self.reactors.arrived(volume);
+                    self.reactors.homes().arrived(volume);
                 }
             }
             Command::Arrival(arrival) => self.on_arrival(now, *arrival, io),
@@ -217,9 +226,9 @@ impl Shell {
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
-            Command::Kin { known, answer } => answer.tell(kin(&self.host, &known)),
-            Command::Weak { node, answer } => answer.tell(self.weak_volumes(node)),
-            Command::Losses { nodes, answer } => answer.tell(self.losses(&nodes)),
+            Command::Kin { known, answer } => answer.tell(self.host.kin(&known)),
+            Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),
+            Command::Losses { nodes, answer } => answer.tell(told(self.host.lost_without(&nodes))),
             Command::Fixed { answer } => answer.tell(self.host.fixed().clone()),
             Command::Claims { beside, answer } => answer.tell(self.host.claims_beside(beside)),
             Command::LeftToDrain { answer } => answer.tell(self.host.left_to_drain()),
@@ -267,25 +276,6 @@ impl Shell {
         if !self.links.call(node, ticket.0, request, io) {
             self.waiters.on_node_answer(ticket.0, None);
         }
-    }
-
-    fn weak_volumes(&self, node: NodeId) -> Vec<Weakness> {
-        let weakness = |volume: &Volume| {
-            let (segments, entries) = volume.controller().weak_apart_from(node);
-            let unknown = matches!(volume.controller().state(), State::Opening | State::Closing);
-            Weakness { volume: volume.name().to_string(), unknown, segments, entries }
-        };
-        let all = self.host.volumes().map(weakness);
-        all.filter(|w| w.unknown || w.segments + w.entries > 0).collect()
-    }
-
-    fn losses(&self, nodes: &BTreeSet<NodeId>) -> Vec<Weakness> {
-        let loss = |volume: &Volume| {
-            let segments = volume.controller().lost_without(nodes);
-            let unknown = matches!(volume.controller().state(), State::Opening | State::Closing);
-            Weakness { volume: volume.name().to_string(), unknown, segments, entries: 0 }
-        };
-        self.host.volumes().map(loss).filter(|w| w.unknown || w.segments > 0).collect()
     }
 
     fn live_status(&self, now: Instant) -> LiveStatus {

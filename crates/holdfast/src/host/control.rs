@@ -13,8 +13,6 @@ use super::devices::TaskHistory;
 use super::doors::{self, Rank};
 use super::errands;
 
-use super::family::Published;
-
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
@@ -24,7 +22,6 @@ use super::reactors::Reactors;
 use super::records::Records;
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
-use super::trend::Trend;
 use super::upkeep;
 use super::volume_info::{integrity_of, provisioning_of};
 use super::watcher;
@@ -41,10 +38,12 @@ use holdfast_api::{
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
+use holdfast_cluster::trend::Trend;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_host::reservation::{Fixed, FixedVolume, owned_bytes};
+use holdfast_host::views::Published;
 use holdfast_host::{
     ChangeOutcome, CloseOutcome, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
 };

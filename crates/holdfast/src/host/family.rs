@@ -21,38 +21,9 @@ use holdfast_cluster::upkeep::KinNow;
 use holdfast_format::family::SegmentRanges;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
-use holdfast_host::{ForkOutcome, Host, Order, Volume, split_export};
-use holdfast_volume::State;
-use std::collections::BTreeMap;
+use holdfast_host::views::{Kin, Published};
+use holdfast_host::{ForkOutcome, Order, split_export};
 use std::sync::{MutexGuard, PoisonError};
-
-/// By separate clone that is open here: of which generation its record of what it names is.
-pub type Published = BTreeMap<VolumeId, (Epoch, u64)>;
-
-/// A volume that is open here, as far as its family goes.
-#[derive(Clone, Debug)]
-pub struct Kin {
-    pub id: VolumeId,
-    /// Volumes that may name segments of it.
-    pub dependents: Vec<VolumeId>,
-    /// Its origin, and what it names of that, where the generation is not the one that is known.
-    pub named: Option<(VolumeId, SegmentRanges)>,
-    /// See [`holdfast_volume::Controller::named_generation`].
-    pub generation: (Epoch, u64),
-}
-
-/// Volumes that are open and share segments with others; what is told of one in a known generation is left out.
-pub fn kin(host: &Host, known: &Published) -> Vec<Kin> {
-    let open = host.volumes().filter(|v| v.controller().state() == State::Open);
-    let kin = |volume: &Volume| {
-        let (id, generation) = (volume.id(), volume.controller().named_generation());
-        let is_known = known.get(&id) == Some(&generation);
-        let named = if is_known { None } else { volume.controller().named_of_origin() };
-        let dependents = volume.controller().dependents().iter().map(|of| of.volume).collect();
-        Kin { id, dependents, named, generation }
-    };
-    open.map(kin).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
-}
 
 impl ControlPlane {
     /// Makes a volume of its own of a snapshot. To be called alone.

@@ -200,12 +200,7 @@ fn lane_index(lane: Lane) -> usize {
 }
 
 impl Links {
-    pub fn new(
-        (grid, host): (GridId, &str),
-        tls: Option<HostTls>,
-        nodes: &[(NodeId, SocketAddr)],
-        voice: Voice,
-    ) -> Links {
+    pub fn new(grid: GridId, host: &str, tls: Option<HostTls>, nodes: &[(NodeId, SocketAddr)], voice: Voice) -> Links {
         let mut links: Vec<Link> = nodes.iter().map(|(node, address)| Link::new(*node, *address)).collect();
         links.sort_by_key(|l| l.node);
         Links {
@@ -730,7 +725,7 @@ mod tests {
         let mut reactor = Reactor::new(Config::default()).unwrap();
         let at = |node: u32, port: u16| (NodeId(node), SocketAddr::from(([127, 0, 0, 1], port)));
         let now = Instant(1_000_000_000);
-        let mut links = Links::new((GridId(7), "a"), None, &[at(1, 1), at(4, 4)], Voice::new(true));
+        let mut links = Links::new(GridId(7), "a", None, &[at(1, 1), at(4, 4)], Voice::new(true));
         let shown = |links: &Links| links.views().map(|l| (l.node, l.address)).collect::<Vec<_>>();
         links.on_time(now, reactor.io());
         let conns = |links: &Links, node: u32| {

@@ -263,7 +263,7 @@ impl Shell {
             return;
         }
         let found = self.host.shown(volume);
-        self.reactors.publish(self.number, volume, found);
+        self.reactors.homes().publish(self.number, volume, found);
     }
 
     fn tell_nodes_away(&mut self, now: Instant) {
@@ -377,7 +377,7 @@ impl App for Shell {
                 None => self.links.on_lost(now, conn, error, io),
             },
             Event::Shutdown { .. } => self.begin_stop(now, io),
-            Event::Detached { conn, socket, bytes } => self.on_detached(now, conn, (socket, bytes), io),
+            Event::Detached { conn, socket, bytes } => self.on_detached(now, conn, socket, bytes, io),
             Event::Filled { conn, buf } if self.peers.owns(conn) => {
                 self.peers.on_filled(now, conn, buf, io);
             }

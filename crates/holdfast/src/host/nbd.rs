@@ -83,7 +83,7 @@ impl Exports for Offered<'_> {
         let mut list = self.host.exports(self.caller);
         let (reactors, own) = self.others;
         if reactors.count() > 1 {
-            let others = reactors.exports_elsewhere(own).into_iter();
+            let others = reactors.homes().exports_elsewhere(own).into_iter();
             let allowed = others.filter(|(export, of)| !self.host.refuses(self.caller, &export.name, *of));
             list.extend(allowed.map(|(export, _)| export));
         }
@@ -415,7 +415,7 @@ impl Shell {
     }
 
     /// A client has left this reactor: for the one that has its export, or for this one again if none has it any more.
-    pub(super) fn on_detached(&mut self, now: Instant, conn: ConnId, (socket, bytes): (OwnedFd, Vec<u8>), io: &mut Io) {
+    pub(super) fn on_detached(&mut self, now: Instant, conn: ConnId, socket: OwnedFd, bytes: Vec<u8>, io: &mut Io) {
         let Some(token) = self.clients.by_conn.remove(&conn) else { return };
         self.clients.handshakes.leave(token);
         self.clients.sending.retain(|of| *of != token);

@@ -11,35 +11,19 @@
 
 use super::commands::{Answer, Command, LiveStatus};
 use super::nbd::Arrival;
-use holdfast_base::{ExportInfo, VolumeId};
-use holdfast_host::{GroupOutcome, Order, Outcome, split_export, split_ticket};
+use holdfast_base::VolumeId;
+pub use holdfast_host::homes::FRONT;
+use holdfast_host::homes::{Homes, Route};
+use holdfast_host::{GroupOutcome, Order, Outcome};
 use holdfast_runtime::mailbox::Sender;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// Where clients and other hosts come.
-pub const FRONT: usize = 0;
-
-/// An export, and the volume or clone that it is of.
-pub type Shown = (ExportInfo, VolumeId);
-
-/// Where a volume is.
-struct Home {
-    reactor: usize,
-    /// Orders to open it that are on their way there.
-    coming: usize,
-    /// It is in the reactor's table.
-    is_there: bool,
-    /// Of it and of clones in it.
-    names: BTreeSet<String>,
-    exports: Vec<Shown>,
-}
 
 pub struct Reactors {
     count: usize,
     posts: OnceLock<Vec<Sender<Command>>>,
-    homes: Mutex<BTreeMap<VolumeId, Home>>,
+    homes: Mutex<Homes>,
 }
 
 /// The command is handed back to nobody: there was no room for it.
@@ -48,7 +32,7 @@ pub struct Busy;
 
 impl Reactors {
     pub fn new(count: usize) -> Reactors {
-        Reactors { count, posts: OnceLock::new(), homes: Mutex::default() }
+        Reactors { count, posts: OnceLock::new(), homes: Mutex::new(Homes::new(count)) }
     }
 
     pub fn begin(&self, posts: Vec<Sender<Command>>) {
@@ -60,7 +44,7 @@ impl Reactors {
         self.count
     }
 
-    fn homes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Home>> {
+    pub(super) fn homes(&self) -> MutexGuard<'_, Homes> {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,78 +61,9 @@ impl Reactors {
         }
     }
 
-    // ---- where volumes are ----
-
-    /// The reactor that a volume is opened on: where it is, or the one with the fewest.
-    pub fn place(&self, volume: VolumeId, name: &str) -> usize {
-        let mut homes = self.homes();
-        let mut counts = vec![0_usize; self.count];
-        homes.values().for_each(|home| counts[home.reactor] += 1);
-        let fewest = (0..self.count).min_by_key(|reactor| counts[*reactor]).unwrap_or(FRONT);
-        let home = homes.entry(volume).or_insert_with(|| Home {
-            reactor: fewest,
-            coming: 0,
-            is_there: false,
-            names: BTreeSet::new(),
-            exports: Vec::new(),
-        });
-        home.coming += 1;
-        home.names.insert(name.to_string());
-        home.reactor
-    }
-
-    /// An order to open it has come, or will not.
-    pub fn arrived(&self, volume: VolumeId) {
-        let mut homes = self.homes();
-        let Some(home) = homes.get_mut(&volume) else { return };
-        home.coming = home.coming.saturating_sub(1);
-        if home.coming == 0 && !home.is_there {
-            homes.remove(&volume);
-        }
-    }
-
-    /// A reactor has it, under these names, or has it no more.
-    pub fn publish(&self, reactor: usize, volume: VolumeId, found: Option<(BTreeSet<String>, Vec<Shown>)>) {
-        let mut homes = self.homes();
-        let Some(home) = homes.get_mut(&volume).filter(|home| home.reactor == reactor) else { return };
-        home.is_there = found.is_some();
-        match found {
-            Some((names, exports)) => (home.names, home.exports) = (names, exports),
-            None if home.coming == 0 => drop(homes.remove(&volume)),
-            None => home.exports.clear(),
-        }
-    }
-
-    fn home(&self, volume: VolumeId) -> usize {
-        self.homes().get(&volume).map_or(FRONT, |home| home.reactor)
-    }
-
-    /// Of a volume, a clone or a snapshot.
-    fn home_of(&self, name: &str) -> usize {
-        let name = split_export(split_ticket(name).0).0;
-        self.homes().values().find(|home| home.names.contains(name)).map_or(FRONT, |home| home.reactor)
-    }
-
-    /// Where an export is, if another reactor has it than this one. The empty name is that of the only one there is.
+    /// Where an export is, if another reactor has it than this one.
     pub fn elsewhere(&self, reactor: usize, export: &str) -> Option<usize> {
-        if self.count == 1 {
-            return None;
-        }
-        let name = split_export(split_ticket(export).0).0;
-        let homes = self.homes();
-        let mut all = homes.values();
-        let home = if name.is_empty() {
-            all.next().filter(|home| home.exports.len() == 1 && homes.len() == 1)
-        } else {
-            all.find(|home| home.names.contains(name))
-        };
-        home.map(|home| home.reactor).filter(|at| *at != reactor)
-    }
-
-    /// What others have than this one.
-    pub fn exports_elsewhere(&self, reactor: usize) -> Vec<Shown> {
-        let homes = self.homes();
-        homes.values().filter(|home| home.reactor != reactor).flat_map(|home| home.exports.clone()).collect()
+        if self.count == 1 { None } else { self.homes().elsewhere(reactor, export) }
     }
 
     /// Hands a client over; false where it can't be taken.
@@ -166,10 +81,16 @@ impl Reactors {
         match command {
             Command::Order { order, answer } => self.post_order(order, answer),
             Command::Status { answer } => self.post_to_all(answer, merge_status, |answer| Command::Status { answer }),
-            Command::Volume { name, answer } => self.post_to(self.home_of(&name), Command::Volume { name, answer }),
-            Command::Anatomy { name, answer } => self.post_to(self.home_of(&name), Command::Anatomy { name, answer }),
-            Command::Users { name, answer } => self.post_to(self.home_of(&name), Command::Users { name, answer }),
-            Command::Uris { name, answer } => self.post_to(self.home_of(&name), Command::Uris { name, answer }),
+            Command::Volume { name, answer } => {
+                self.post_to(self.homes().of_name(&name), Command::Volume { name, answer })
+            }
+            Command::Anatomy { name, answer } => {
+                self.post_to(self.homes().of_name(&name), Command::Anatomy { name, answer })
+            }
+            Command::Users { name, answer } => {
+                self.post_to(self.homes().of_name(&name), Command::Users { name, answer })
+            }
+            Command::Uris { name, answer } => self.post_to(self.homes().of_name(&name), Command::Uris { name, answer }),
             Command::Kin { known, answer } => {
                 self.post_to_all(answer, concat, |answer| Command::Kin { known: known.clone(), answer })
             }
@@ -185,7 +106,7 @@ impl Reactors {
                 let merge = move |parts: Vec<BTreeMap<VolumeId, _>>| {
                     let mut all = BTreeMap::new();
                     for (reactor, part) in parts.into_iter().enumerate() {
-                        let counts = |volume: &VolumeId| own.home(*volume) == reactor;
+                        let counts = |volume: &VolumeId| own.homes().of(*volume) == reactor;
                         all.extend(part.into_iter().filter(|(volume, _)| counts(volume)));
                     }
                     all
@@ -213,48 +134,27 @@ impl Reactors {
         }
     }
 
-    fn post_order(self: &Arc<Self>, order: Box<Order>, answer: Answer<Outcome>) -> Result<(), Busy> {
-        let to = match &*order {
-            Order::Open { spec, .. } | Order::Warm { spec } => {
-                let volume = spec.volume;
-                let to = self.place(volume, &spec.name);
-                return self.post_to(to, Command::Order { order, answer }).inspect_err(|_| self.arrived(volume));
+    fn post_order(&self, order: Box<Order>, answer: Answer<Outcome>) -> Result<(), Busy> {
+        // In a line of its own: what is posted must not find it locked.
+        let route = self.homes().route(&order);
+        match route {
+            Route::To(reactor) => self.post_to(reactor, Command::Order { order, answer }),
+            Route::Opens(volume, reactor) => {
+                let posted = self.post_to(reactor, Command::Order { order, answer });
+                posted.inspect_err(|_| self.homes().arrived(volume))
             }
-            Order::LetGo { volume } | Order::Dependent { origin: volume, .. } => self.home(*volume),
-            Order::Close { name, .. }
-            | Order::Receive { name, .. }
-            | Order::Resize { name, .. }
-            | Order::SetPolicy { name, .. }
-            | Order::CheckReads { name, .. }
-            | Order::Prepare { name }
-            | Order::Change { volume: name, .. }
-            | Order::Filters { volume: name, .. }
-            | Order::Fork { volume: name, .. } => self.home_of(name),
-            Order::SnapshotGroup { volumes, .. } => {
-                let homes: BTreeSet<usize> = volumes.iter().map(|name| self.home_of(name)).collect();
-                if homes.len() > 1 {
-                    answer.tell(Outcome::Grouped(GroupOutcome::Apart));
-                    return Ok(());
-                }
-                homes.into_iter().next().unwrap_or(FRONT)
-            }
-            Order::Offer { .. } | Order::AskToYield { .. } => FRONT,
-            Order::Share(_)
-            | Order::KeepSpare(_)
-            | Order::Drain(_)
-            | Order::SetFixed { .. }
-            | Order::Near(_)
-            | Order::Access { .. }
-            | Order::TakeNoMore
-            | Order::CloseAll => {
+            Route::All => {
                 let first = |parts: Vec<Outcome>| parts.into_iter().next().unwrap_or(Outcome::Done);
-                return self.post_to_all(answer, first, |answer| {
-                    let order = Box::new(copy_of(&order).expect("those above can be told several"));
+                self.post_to_all(answer, first, |answer| {
+                    let order = Box::new(order.again().expect("what is for all can be told several times"));
                     Command::Order { order, answer }
-                });
+                })
             }
-        };
-        self.post_to(to, Command::Order { order, answer })
+            Route::Apart => {
+                answer.tell(Outcome::Grouped(GroupOutcome::Apart));
+                Ok(())
+            }
+        }
     }
 
     fn post_to_all<T: Send + 'static>(
@@ -301,21 +201,6 @@ impl<T> From<SyncSender<T>> for Answer<T> {
     }
 }
 
-/// Of orders that are for all reactors.
-fn copy_of(order: &Order) -> Option<Order> {
-    Some(match order {
-        Order::Share(volumes) => Order::Share(volumes.clone()),
-        Order::KeepSpare(keep) => Order::KeepSpare(*keep),
-        Order::Drain(devices) => Order::Drain(devices.clone()),
-        Order::SetFixed { volume, fixed } => Order::SetFixed { volume: *volume, fixed: fixed.clone() },
-        Order::Near(nodes) => Order::Near(nodes.clone()),
-        Order::Access { lists, limits } => Order::Access { lists: lists.clone(), limits: limits.clone() },
-        Order::TakeNoMore => Order::TakeNoMore,
-        Order::CloseAll => Order::CloseAll,
-        _ => return None,
-    })
-}
-
 fn concat<T>(parts: Vec<Vec<T>>) -> Vec<T> {
     parts.into_iter().flatten().collect()
 }
@@ -350,70 +235,6 @@ fn merge_status(parts: Vec<LiveStatus>) -> LiveStatus {
 mod tests {
     use super::*;
     use std::sync::mpsc::sync_channel;
-
-    const A: VolumeId = VolumeId(1);
-    const B: VolumeId = VolumeId(2);
-    const C: VolumeId = VolumeId(3);
-
-    fn shown(name: &str, volume: VolumeId) -> (BTreeSet<String>, Vec<Shown>) {
-        let export = ExportInfo { name: name.to_string(), description: String::new(), size_bytes: 1, read_only: false };
-        (BTreeSet::from([name.to_string()]), vec![(export, volume)])
-    }
-
-    #[test]
-    fn volumes_are_spread_and_stay_where_they_are() {
-        let reactors = Reactors::new(2);
-        assert_eq!((reactors.place(A, "a"), reactors.place(B, "b")), (0, 1));
-        assert_eq!(reactors.place(B, "b"), 1, "where it is");
-        assert_eq!(reactors.place(C, "c"), 0);
-        // One that could not be asked is nowhere; one that was asked twice is there until both have come.
-        reactors.arrived(C);
-        reactors.arrived(B);
-        reactors.publish(1, B, Some(shown("b", B)));
-        reactors.arrived(B);
-        assert_eq!((reactors.home(C), reactors.home(B)), (FRONT, 1));
-        assert_eq!(reactors.home_of("b@monday"), 1);
-        reactors.publish(0, B, None);
-        assert_eq!(reactors.home(B), 1, "another reactor does not know");
-        reactors.publish(1, B, None);
-        assert_eq!(reactors.home(B), FRONT);
-    }
-
-    #[test]
-    fn a_volume_that_is_let_go_while_it_is_asked_for_anew_stays_where_it_comes() {
-        let reactors = Reactors::new(2);
-        reactors.place(A, "a");
-        assert_eq!(reactors.place(B, "b"), 1);
-        reactors.arrived(B);
-        assert_eq!(reactors.place(B, "b"), 0, "it never came");
-        let reactors = Reactors::new(2);
-        reactors.place(A, "a");
-        reactors.place(B, "b");
-        reactors.publish(1, B, Some(shown("b", B)));
-        reactors.arrived(B);
-        assert_eq!(reactors.place(B, "b"), 1);
-        reactors.publish(1, B, None);
-        assert_eq!(reactors.home(B), 1);
-        reactors.publish(1, B, Some(shown("b", B)));
-        reactors.arrived(B);
-        assert_eq!(reactors.home(B), 1);
-    }
-
-    #[test]
-    fn an_export_of_another_reactor_is_found_there() {
-        let reactors = Reactors::new(2);
-        reactors.place(A, "a");
-        reactors.place(B, "b");
-        reactors.publish(0, A, Some(shown("a", A)));
-        reactors.publish(1, B, Some(shown("b", B)));
-        assert_eq!((reactors.elsewhere(0, "b@s"), reactors.elsewhere(1, "b")), (Some(1), None));
-        assert_eq!((reactors.elsewhere(0, "a"), reactors.elsewhere(0, "no")), (None, None));
-        assert_eq!(reactors.elsewhere(0, ""), None, "there are two");
-        assert_eq!(reactors.exports_elsewhere(0).len(), 1);
-        reactors.publish(0, A, None);
-        reactors.arrived(A);
-        assert_eq!(reactors.elsewhere(0, ""), Some(1), "the only one");
-    }
 
     #[test]
     fn answers_are_put_together_when_all_have_come() {

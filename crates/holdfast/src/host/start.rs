@@ -102,12 +102,7 @@ impl Common {
             host,
             effects: Effects::new(),
             spare: Effects::new(),
-            links: Links::new(
-                (self.grid, &self.name),
-                self.links_tls.clone(),
-                &self.nodes,
-                Voice::new(number == FRONT),
-            ),
+            links: Links::new(self.grid, &self.name, self.links_tls.clone(), &self.nodes, Voice::new(number == FRONT)),
             peers: Peers::new(self.links_tls.clone(), Door::new(front.door, self.places.links / 2), self.places.links),
             clients: Clients::new(
                 self.places,
@@ -133,7 +128,7 @@ impl Common {
             life: Life::Running,
         };
         for (volume, fixed) in &self.fixed {
-            shell.tell_host(now, Order::SetFixed { volume: *volume, fixed: Some(fixed.clone()) });
+            shell.tell_host(now, Order::SetFixed { volume: *volume, fixed: Some(*fixed) });
         }
         shell.tell_host(now, Order::Access { lists: self.access.clone(), limits: self.limits.clone() });
         shell.tell_host(now, Order::Drain(self.draining.clone()));
@@ -286,12 +281,12 @@ pub fn run(dir: &GridDir) -> Result<()> {
 
 /// At a start there may be more of them than commands may wait.
 fn open_at_start(shell: &mut Shell, reactors: &Arc<Reactors>, spec: OpenSpec) {
-    let (volume, number) = (spec.volume, reactors.place(spec.volume, &spec.name));
+    let (volume, number) = (spec.volume, reactors.homes().place(spec.volume, &spec.name));
     let open = || Order::Open { spec: spec.clone(), exported: true };
     if number == FRONT {
         shell.tell_host(shell.started, open());
         shell.publish(volume);
-        return reactors.arrived(volume);
+        return reactors.homes().arrived(volume);
     }
     let answer = || Answer::Part(Box::new(|_| {}));
     while reactors.post_to(number, Command::Order { order: Box::new(open()), answer: answer() }).is_err() {

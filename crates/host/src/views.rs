@@ -1,0 +1,70 @@
+//! What a host tells of its volumes to whoever looks after the grid.
+
+use crate::host::Host;
+use crate::volumes::Volume;
+use holdfast_base::{Epoch, NodeId, VolumeId};
+use holdfast_format::family::SegmentRanges;
+use holdfast_volume::State;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// By separate clone that is open here: of which generation its record of what it names is.
+pub type Published = BTreeMap<VolumeId, (Epoch, u64)>;
+
+/// A volume that is open here, as far as its family goes.
+#[derive(Clone, Debug)]
+pub struct Kin {
+    pub id: VolumeId,
+    /// Volumes that may name segments of it.
+    pub dependents: Vec<VolumeId>,
+    /// Its origin, and what it names of that, where the generation is not the one that is known.
+    pub named: Option<(VolumeId, SegmentRanges)>,
+    /// See [`holdfast_volume::Controller::named_generation`].
+    pub generation: (Epoch, u64),
+}
+
+/// What a volume in service lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Weakness {
+    pub volume: String,
+    /// It is not open yet, or not any more: nobody knows.
+    pub unknown: bool,
+    pub segments: u64,
+    pub entries: u64,
+}
+
+fn is_unknown(volume: &Volume) -> bool {
+    matches!(volume.controller().state(), State::Opening | State::Closing)
+}
+
+impl Host {
+    /// Volumes that are open and share segments with others; what is told of one in a known generation is left out.
+    pub fn kin(&self, known: &Published) -> Vec<Kin> {
+        let open = self.volumes().filter(|v| v.controller().state() == State::Open);
+        let kin = |volume: &Volume| {
+            let (id, generation) = (volume.id(), volume.controller().named_generation());
+            let is_known = known.get(&id) == Some(&generation);
+            let named = if is_known { None } else { volume.controller().named_of_origin() };
+            let dependents = volume.controller().dependents().iter().map(|of| of.volume).collect();
+            Kin { id, dependents, named, generation }
+        };
+        open.map(kin).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
+    }
+
+    /// Volumes in service that lack something for another reason than this node's absence, or can't tell yet.
+    pub fn weak_apart_from(&self, node: NodeId) -> Vec<Weakness> {
+        let weakness = |volume: &Volume| {
+            let (segments, entries) = volume.controller().weak_apart_from(node);
+            Weakness { volume: volume.name().to_string(), unknown: is_unknown(volume), segments, entries }
+        };
+        self.volumes().map(weakness).filter(|w| w.unknown || w.segments + w.entries > 0).collect()
+    }
+
+    /// Volumes in service with segments that could not be read without these nodes, or that can't tell yet.
+    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> Vec<Weakness> {
+        let loss = |volume: &Volume| {
+            let segments = volume.controller().lost_without(nodes);
+            Weakness { volume: volume.name().to_string(), unknown: is_unknown(volume), segments, entries: 0 }
+        };
+        self.volumes().map(loss).filter(|w| w.unknown || w.segments > 0).collect()
+    }
+}
