@@ -19,6 +19,11 @@ use holdfast_runtime::mailbox::Sender;
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A reactor that has taken nothing for so many pauses stands still, and ends with the process.
+const STOP_TRIES: u32 = 1000;
+const STOP_PAUSE: Duration = Duration::from_millis(1);
 
 pub struct Reactors {
     count: usize,
@@ -53,11 +58,15 @@ impl Reactors {
         posts[reactor].post(command).map_err(|_| Busy)
     }
 
-    /// All but the first are to end.
+    /// All but the first are to end. One that has much to do takes it a little later.
     pub fn stop_others(&self) {
         for reactor in 1..self.count {
-            // One that takes nothing any more has ended.
-            let _ = self.post_to(reactor, Command::Stop);
+            for _ in 0..STOP_TRIES {
+                if self.post_to(reactor, Command::Stop).is_ok() {
+                    break;
+                }
+                std::thread::sleep(STOP_PAUSE);
+            }
         }
     }
 

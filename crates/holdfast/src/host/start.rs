@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Commands that may wait: one a control connection.
-const COMMANDS_MAX: usize = 1024;
+/// Commands that may wait: one a control connection, and clients that other reactors hand over.
+const COMMANDS_MAX: usize = 4096;
 
 /// What each reactor of a host is made with.
 struct Common {
@@ -184,8 +184,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let settings = dir.settings(&config)?;
     dir.check_socket_paths()?;
     let grid = config.grid_id()?;
-    let load_tls = || Certificates::of(dir, grid).load_host(&config.host.name);
-    let links_tls = config.tls.then(load_tls).transpose()?;
+    let certificates = || Certificates::of(dir, grid);
+    let links_tls = config.tls.then(|| certificates().load_host(&config.host.name)).transpose()?;
     let meta = meta::await_open(dir, &config)?;
     let is_marked = matches!(config.meta, MetaConfig::Etcd(_));
     let records = records::Records::start(meta.clone(), is_marked, Some(dir.clone()))?;
@@ -195,8 +195,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let places = places();
     let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
     let host_listener = listen_to_hosts(&mut reactor, &config, places)?;
-    let door = config.tls.then(|| Certificates::of(dir, grid).load_host_server(&config.host.name)).transpose()?;
-    let revocations = revocations(Certificates::of(dir, grid), links_tls.as_ref(), door.as_ref())?;
+    let door = config.tls.then(|| certificates().load_host_server(&config.host.name)).transpose()?;
+    let revocations = revocations(certificates(), links_tls.as_ref(), door.as_ref())?;
     if let (Some(ways), Some(door)) = (&links_tls, &door) {
         follow(ways.clone(), door.clone())?;
     }
@@ -242,15 +242,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         draining: catalog.draining()?,
     });
     let hosts = host_listener.iter().map(|(listener, _)| *listener).collect();
-    let (mut shell, post) = common.shell(FRONT, &mut reactor, Front { clients: listeners, hosts, door })?;
-    let mut posts = vec![post];
-    let mut threads = Vec::new();
-    for number in 1..reactors.count() {
-        let (post, thread) = begin_other(&common, number)?;
-        posts.push(post);
-        threads.push(thread);
-    }
-    reactors.begin(posts);
+    let (mut shell, threads) = begin_reactors(&common, &mut reactor, Front { clients: listeners, hosts, door })?;
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
     let now = reactor.io().now();
     let numbers = shell.peers.set_wanted(now, &hosts, reactor.io());
@@ -265,18 +257,33 @@ pub fn run(dir: &GridDir) -> Result<()> {
     control::start(dir, (&config, settings), told, revocations, (Arc::clone(&reactors), assignment, inputs))?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
-    let ended = reactor.run(&mut shell);
-    if ended.is_err() {
-        reactors.stop_others();
-    }
-    for thread in threads {
-        // One that panics ends the process.
-        let _ = thread.join();
-    }
-    ended?;
+    drive(&mut reactor, &mut shell, threads)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
+}
+
+/// The first reactor's shell, and the threads of the others; all can be told from here on.
+fn begin_reactors(common: &Arc<Common>, reactor: &mut Reactor, front: Front) -> Result<(Shell, Vec<JoinHandle<()>>)> {
+    let (shell, post) = common.shell(FRONT, reactor, front)?;
+    let others = (1..common.reactors.count()).map(|number| begin_other(common, number));
+    let (mut posts, threads): (Vec<_>, Vec<_>) = others.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    posts.insert(FRONT, post);
+    common.reactors.begin(posts);
+    Ok((shell, threads))
+}
+
+/// Runs the first reactor to its end, and then waits for the others.
+fn drive(reactor: &mut Reactor, shell: &mut Shell, others: Vec<JoinHandle<()>>) -> Result<()> {
+    let ended = reactor.run(shell);
+    if ended.is_err() {
+        shell.reactors.stop_others();
+    }
+    for thread in others {
+        // One that panics ends the process.
+        let _ = thread.join();
+    }
+    Ok(ended?)
 }
 
 /// At a start there may be more of them than commands may wait.
