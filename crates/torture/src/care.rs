@@ -2,9 +2,9 @@
 //! flip until scrubs find no more damage.
 
 use crate::engine::Control;
-use crate::grid::{Grid, NodeAction};
 use anyhow::{Context, Result, ensure};
 use holdfast_base::{BLOCK_BYTES, BufMut, Prng};
+use holdfast_lab::grid::{Grid, NodeAction};
 use rustix::fs::OFlags;
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 const CARE_MAX: Duration = Duration::from_secs(300);
 
 const LOOK_PACE: Duration = Duration::from_millis(200);
+
+/// Counts shards of a volume that were found damaged.
+const DAMAGE: &str = "checksum_errors";
 
 /// How long a layout is written to before the next one.
 const STAY: Duration = Duration::from_secs(5);
@@ -33,8 +36,8 @@ pub fn change_layouts(grid: &Grid, control: &Control, volume: &str) -> Result<Ve
     for layout in LAYOUTS {
         control.fault(format!("volume set --layout {layout}"));
         let since = Instant::now();
-        grid.set_volume(volume, "--layout", layout)?;
-        let now = grid.layout_of(volume)?;
+        grid.run(&["volume", "set", volume, "--layout", layout])?;
+        let now = grid.volume(volume)?["layout"].clone();
         ensure!(now == layout, "the volume is {now}, not {layout}");
         wait_whole(grid, control).with_context(|| format!("on the way to {layout}"))?;
         took.push((layout, since.elapsed()));
@@ -68,7 +71,7 @@ pub fn flip_bits(
 ) -> Result<Damage> {
     const SPARED: u64 = 64 << 10;
     control.rest(STAY);
-    let before = grid.damage_found(volume)?;
+    let before = grid.counter(volume, DAMAGE)?;
     control.fault(format!("{bits} bits of {} flip", device.display()));
     let since = Instant::now();
     // Past the page cache, as the node writes: where the two meet the kernel gives the node an I/O error.
@@ -89,7 +92,7 @@ pub fn flip_bits(
     while found_at.elapsed() < tour * 2 && !control.stopped() {
         ensure!(since.elapsed() < CARE_MAX, "damage is still found {} s after bits flipped", CARE_MAX.as_secs());
         std::thread::sleep(LOOK_PACE);
-        let now = grid.damage_found(volume)?.saturating_sub(before);
+        let now = grid.counter(volume, DAMAGE)?.saturating_sub(before);
         if now > found {
             (found, found_at) = (now, Instant::now());
         }
@@ -110,7 +113,7 @@ pub fn lose(grid: &Grid, control: &Control, node: u32) -> Result<()> {
 /// Until all is in the layout that it should be in, with all its copies, or the engine stops.
 pub(crate) fn wait_whole(grid: &Grid, control: &Control) -> Result<()> {
     let since = Instant::now();
-    while let Some(what) = grid.status()?.lacks() {
+    while let Some(what) = grid.state()?.lacks() {
         if control.stopped() {
             break;
         }

@@ -11,10 +11,10 @@
 use crate::cell::{self, CELL_BYTES, Place, Version};
 use crate::history::History;
 use crate::model::{Model, Reading, Request};
-use crate::nbd::{self, Client, Command, Reply};
 use crate::workload::{Drawn, Kind, REQUEST_BYTES_MAX, Workload};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_base::Prng;
+use holdfast_lab::nbd::{self, Client, Command, Reply};
 use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;

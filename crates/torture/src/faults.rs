@@ -5,9 +5,10 @@
 //! data away, so it needs no such wait, and may come while a node hangs.
 
 use crate::engine::Control;
-use crate::grid::{ComingUp, Grid, NodeAction, Status};
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_base::Prng;
+use holdfast_lab::grid::{ComingUp, Grid, NodeAction};
+use holdfast_lab::status::Status;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -189,7 +190,7 @@ impl Tormentor<'_> {
     }
 
     fn pick_node(&mut self) -> Result<u32> {
-        let status = self.grid.status()?;
+        let status = self.grid.state()?;
         ensure!(!status.nodes.is_empty(), "the grid has no nodes");
         Ok(self.random.pick(&status.nodes).id)
     }
@@ -203,7 +204,7 @@ impl Tormentor<'_> {
         let since = Instant::now();
         let mut whole = 0;
         while whole < 2 && !self.control.stopped() {
-            let status = self.grid.status()?;
+            let status = self.grid.state()?;
             check_alive(&status)?;
             match status.lacks() {
                 None => whole += 1,

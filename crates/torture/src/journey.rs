@@ -3,8 +3,8 @@
 
 use crate::care;
 use crate::engine::Control;
-use crate::grid::{Grid, NodeAction};
 use anyhow::{Context, Result, ensure};
+use holdfast_lab::grid::{Grid, NodeAction};
 use std::time::{Duration, Instant};
 
 /// Everything is redundant again, or a node is empty, within this.
@@ -94,14 +94,15 @@ impl Journey<'_> {
     fn take(&self, step: Step) -> Result<Duration> {
         match step {
             Set(option, value, layout) => {
-                self.grid.set_volume(self.volume, option, value)?;
-                let now = self.grid.layout_of(self.volume)?;
+                self.grid.run(&["volume", "set", self.volume, option, value])?;
+                let now = self.grid.volume(self.volume)?["layout"].clone();
                 ensure!(now == layout, "{option} {value} gave {now}, not {layout}");
             }
-            AddNode => self.grid.add_node()?,
+            AddNode => drop(self.grid.run(&["node", "add"])?),
             RemoveNode(node) => {
-                self.grid.drain_node(node)?;
-                self.retry(|| self.grid.remove_node(node))?;
+                let node = node.to_string();
+                self.grid.run(&["node", "drain", &node])?;
+                self.retry(|| self.grid.run(&["node", "remove", &node]).map(drop))?;
             }
             Lose(nodes) => {
                 nodes.iter().try_for_each(|node| self.grid.node(NodeAction::Kill, *node))?;

@@ -1,8 +1,7 @@
 //! Drives the real binary through kill -9, SIGSTOP and restarts, under a workload that knows what every byte must be.
 //!
 //! [`engine::Engine`] keeps many requests in flight over NBD and asks [`model::Model`] whether each answer could be true;
-//! [`faults`] hits nodes and the host meanwhile, never more of them than the layouts tolerate; [`grid`] is the command
-//! line of the binary. Every failure is a bug: nothing that is done here may cost an error, a wrong byte or a long wait.
+//! [`faults`] hits nodes and the host meanwhile, never more of them than the layouts tolerate. Every failure is a bug: nothing that is done here may cost an error, a wrong byte or a long wait.
 //!
 //! [`atlas`] does the same to a grid over several machines, network namespaces of this one.
 //!
@@ -13,11 +12,9 @@ pub mod care;
 pub mod cell;
 pub mod engine;
 pub mod faults;
-pub mod grid;
 pub mod guest;
 pub mod history;
 pub mod journey;
 pub mod logs;
 pub mod model;
-pub mod nbd;
 pub mod workload;

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use holdfast_base::Prng;
+use holdfast_lab::grid::{Grid, Shape, make_key};
 use holdfast_torture::care;
 use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
-use holdfast_torture::grid::{Grid, Shape};
 use holdfast_torture::journey::Journey;
 use holdfast_torture::logs;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ const VOLUMES: [(&str, &str, u64); 2] = [("parity", "parity:2+1", 192), ("mirror
 const VOLUME: &str = "vm";
 
 const CONNECTIONS: usize = 2;
-const DEVICES: u32 = 2;
+const DEVICES: u64 = 2;
 const DEVICE_MIB: u64 = 1024;
 
 /// The volume of a journey, and the devices of its six nodes, two each.
@@ -131,10 +131,16 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     } else if arguments.damage {
         (damage, 4, 1, DAMAGE_DEVICE_MIB)
     } else {
-        (run, arguments.nodes.unwrap_or(drawn), DEVICES, DEVICE_MIB)
+        (run, u64::from(arguments.nodes.unwrap_or(drawn)), DEVICES, DEVICE_MIB)
     };
-    let shape = Shape { nodes, devices, device_mib, tls: arguments.tls, encrypt: arguments.encrypt };
-    let grid = Grid::create(&arguments.binary, dir, shape)?;
+    let mut grid = Grid::new(&arguments.binary, dir);
+    if arguments.encrypt {
+        // Beside the grid's files, whose directory is to be empty.
+        let key = dir.with_extension("key");
+        make_key(&key)?;
+        grid = grid.encrypted(key);
+    }
+    grid.make(Shape { nodes, devices, device_mib }, &["--tls", if arguments.tls { "on" } else { "off" }])?;
     let outcome = way(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.
     let down = grid.down();
@@ -156,7 +162,7 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
 fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
     let mut volumes = Vec::new();
     for (name, layout, mib) in VOLUMES {
-        grid.create_volume(name, mib << 20, layout)?;
+        grid.create_volume(name, mib, layout)?;
         let (socket, export) = (grid.nbd_socket(), name.to_string());
         volumes.push(VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS });
     }
@@ -169,7 +175,7 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
     engine.sweep().context("while everything was read back")?;
     let mut ahead_bytes = 0;
     for (name, _, _) in VOLUMES {
-        ahead_bytes += grid.read_ahead_bytes(name)?;
+        ahead_bytes += grid.counter(name, "ahead_bytes")?;
     }
     ensure!(ahead_bytes > 0, "nothing came ahead of its reads, and all was read in order: that was not tried");
     engine.disconnect();
@@ -183,7 +189,7 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
 
 /// The one volume of a run, and what asks for its bytes.
 fn engine_of_one(arguments: &Arguments, grid: &Grid, (mib, layout): (u64, &str), seed: u64) -> Result<Engine> {
-    grid.create_volume(VOLUME, mib << 20, layout)?;
+    grid.create_volume(VOLUME, mib, layout)?;
     let (socket, export) = (grid.nbd_socket(), VOLUME.to_string());
     let volumes = vec![VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS }];
     Engine::new(Plan { seed, depth: arguments.depth, volumes })

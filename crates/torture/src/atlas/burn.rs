@@ -16,6 +16,7 @@ use super::site::{self, VolumeSpec};
 use super::{ASK_AGAIN, LOOK_PACE, Options, WELL, WHOLE_MAX, say};
 use crate::logs;
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_lab::grid::make_key;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -111,7 +112,8 @@ impl Town {
     fn build(options: &Options) -> Result<Town> {
         let net = Net::build(&options.dir)?;
         let machines = Part::FOUR.map(|part| Machine::new(part, Shape::FOUR, &options.binary, &options.dir));
-        let key = site::make_key(&options.dir.join("sealed.key"))?;
+        let key = options.dir.join("sealed.key");
+        make_key(&key)?;
         let mut town = Town { net, machines: machines.into(), key, urls: urls(&Shape::FOUR.voters) };
         town.make_etcd()?;
         let size = format!("{}MiB", options.device_mib);

@@ -4,8 +4,10 @@
 //! a machine is hit together: the host, the node and the member of etcd that it has.
 
 use super::net;
-use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::grid::Grid;
+use holdfast_lab::process::{self, Signal};
+use holdfast_lab::program;
 use serde_json::Value;
 use std::fmt;
 use std::io::{Read, Write};
@@ -150,60 +152,39 @@ impl Shape {
 pub struct Machine {
     pub part: Part,
     shape: &'static Shape,
-    binary: PathBuf,
-    dir: PathBuf,
+    grid: Grid,
     etcd: Option<Child>,
 }
 
 impl Machine {
     pub fn new(part: Part, shape: &'static Shape, binary: &Path, dir: &Path) -> Machine {
-        Machine { part, shape, binary: binary.into(), dir: dir.join(part.name()), etcd: None }
+        let space = format!("--net=/run/netns/{}", net::namespace(part.name()));
+        let grid = Grid::new(binary, &dir.join(part.name()));
+        Machine { part, shape, grid: grid.on(part.name(), &["nsenter", &space, "--"], COMMAND_MAX), etcd: None }
     }
 
     pub fn logs(&self) -> PathBuf {
-        self.dir.join("logs")
-    }
-
-    fn inside(&self, program: &Path) -> Command {
-        let mut command = Command::new("nsenter");
-        let space = net::namespace(self.part.name());
-        command.arg(format!("--net=/run/netns/{space}")).arg("--").arg(program);
-        command.stdin(Stdio::null());
-        command
+        self.grid.logs()
     }
 
     /// Runs a command of Holdfast on this machine; its standard output.
     pub fn holdfast(&self, arguments: &[&str]) -> Result<String> {
-        let shown = format!("`holdfast {}` on {}", arguments.join(" "), self.part);
-        let output = self.told(arguments)?;
-        if !output.status.success() {
-            bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        self.grid.run(arguments)
     }
 
     /// The same, however it ends.
     pub fn told(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = self.inside(&self.binary);
-        command.args(arguments).arg("--dir").arg(&self.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let shown = format!("`holdfast {}` on {}", arguments.join(" "), self.part);
-        let mut child = command.spawn().with_context(|| format!("cannot run {shown}"))?;
-        let end = Instant::now() + COMMAND_MAX;
-        // What commands say fits into a pipe.
-        while child.try_wait()?.is_none() {
-            if Instant::now() > end {
-                child.kill()?;
-                child.wait()?;
-                bail!("{shown} is not done after {COMMAND_MAX:?}; logs are in {}", self.logs().display());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        child.wait_with_output().with_context(|| format!("cannot hear {shown}"))
+        self.grid.told(arguments)
     }
 
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
-        let text = self.holdfast(&[arguments, &["--json"]].concat())?;
-        serde_json::from_str(&text).with_context(|| format!("`holdfast {}` gave no JSON: {text}", arguments.join(" ")))
+        self.grid.json(arguments)
+    }
+
+    fn inside(&self, program: &Path) -> Command {
+        let mut command = self.grid.program(program);
+        command.stdin(Stdio::null());
+        command
     }
 
     /// Starts this machine's member of etcd, if it is to have one.
@@ -211,8 +192,8 @@ impl Machine {
         if !self.shape.is_voter(self.part) {
             return Ok(());
         }
-        let program = etcd_program().context("there is no program `etcd`; `./x setup` fetches it")?;
-        let dir = self.dir.join("etcd");
+        let program = program::find("etcd").context("there is no program `etcd`; `./x setup` fetches it")?;
+        let dir = self.grid.path("etcd");
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let log = std::fs::File::options().create(true).append(true).open(dir.join("etcd.log"))?;
         let url = |part: Part, port: u16| format!("http://{}:{port}", part.address());
@@ -237,7 +218,7 @@ impl Machine {
 
     /// Starts a member by the files that the grid has made for it, which lie here in the place of what they name.
     pub fn start_member(&mut self) -> Result<()> {
-        let program = etcd_program().context("there is no program `etcd`; `./x setup` fetches it")?;
+        let program = program::find("etcd").context("there is no program `etcd`; `./x setup` fetches it")?;
         let files = self.member_dir();
         let text = std::fs::read_to_string(files.join("etcd.env")).context("a member has no configuration")?;
         let text = text.replace(MEMBER_FILES, &files.display().to_string());
@@ -257,7 +238,7 @@ impl Machine {
 
     /// Where files of the machine's member of etcd are, and no others of the machine.
     pub fn member_dir(&self) -> PathBuf {
-        self.dir.with_extension("etcd")
+        self.grid.dir().with_extension("etcd")
     }
 
     pub fn member_data(&self) -> PathBuf {
@@ -271,7 +252,7 @@ impl Machine {
 
     /// All of the machine's directories are gone.
     pub fn remove(&self) -> Result<()> {
-        for dir in [self.dir.clone(), self.member_dir()] {
+        for dir in [self.grid.dir().to_path_buf(), self.member_dir()] {
             std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         }
         Ok(())
@@ -294,28 +275,18 @@ impl Machine {
     }
 
     /// Processes by what they are: the host's, the node's, etcd's.
-    pub fn pids(&self) -> Vec<(String, i32)> {
-        let mut pids: Vec<(String, i32)> = Vec::new();
-        for entry in std::fs::read_dir(self.dir.join("run")).into_iter().flatten().flatten() {
-            let Ok(text) = std::fs::read_to_string(entry.path()) else { continue };
-            let pid = serde_json::from_str::<Value>(&text).ok().and_then(|file| file["pid"].as_i64());
-            let role = entry.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if let Some(pid) = pid.map(|pid| pid as i32).filter(|pid| is_of(*pid, &self.dir)) {
-                pids.push((role, pid));
-            }
-        }
-        pids.extend(self.etcd.as_ref().map(|child| ("etcd".to_string(), child.id().cast_signed())));
-        pids
+    fn pids(&self) -> Vec<(String, u32)> {
+        let etcd = self.etcd.as_ref().map(|child| ("etcd".to_string(), child.id()));
+        self.grid.processes().into_iter().chain(etcd).collect()
     }
 
-    fn signal(&self, signal: Signal) -> Result<Vec<(String, i32)>> {
+    fn signal(&self, signal: Signal) -> Result<Vec<u32>> {
         let pids = self.pids();
         ensure!(!pids.is_empty(), "no process runs on {}; its logs say why ({})", self.part, self.logs().display());
         for (role, pid) in &pids {
-            let process = Pid::from_raw(*pid).with_context(|| format!("{role} of {} has no process", self.part))?;
-            kill_process(process, signal).with_context(|| format!("cannot signal {role} of {}", self.part))?;
+            process::signal(*pid, signal).with_context(|| format!("{role} of {}", self.part))?;
         }
-        Ok(pids)
+        Ok(pids.into_iter().map(|(_, pid)| pid).collect())
     }
 
     /// Kills everything at once, as a machine that loses its power does.
@@ -324,12 +295,7 @@ impl Machine {
         if let Some(mut child) = self.etcd.take() {
             child.wait()?;
         }
-        let end = Instant::now() + Duration::from_secs(10);
-        while pids.iter().any(|(_, pid)| is_of(*pid, &self.dir)) {
-            ensure!(Instant::now() < end, "a process of {} outlives its SIGKILL by ten seconds", self.part);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        pids.into_iter().try_for_each(|pid| process::wait_gone(pid).with_context(|| format!("on {}", self.part)))
     }
 
     pub fn hang(&self) -> Result<()> {
@@ -352,21 +318,6 @@ impl Machine {
         let role = wanted.into_iter().find(|(role, is_wanted)| *is_wanted && !is_there(role))?.0;
         Some(format!("the {role} on {} has ended by itself; see {}", self.part, self.logs().display()))
     }
-}
-
-/// A process that runs, with this directory in its command line; one that only waits to be reaped does not run.
-fn is_of(pid: i32, dir: &Path) -> bool {
-    let Ok(line) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
-    let dir = dir.to_string_lossy();
-    let names = String::from_utf8_lossy(&line).split('\0').any(|word| word == dir);
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    names && stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-}
-
-/// Where etcd is, if it is in the search path.
-fn etcd_program() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file())
 }
 
 /// Waits until every one of these members says that it is well, which it does only with a leader.

@@ -4,8 +4,8 @@
 //! socket that was closed, and a write that arrives after its repetition elsewhere would undo later ones. So a path that is left
 //! is reset (`SO_LINGER` of zero), once neither of its threads is inside of it.
 
-use crate::nbd::{Client, Stream};
 use anyhow::{Context, Result, ensure};
+use holdfast_lab::nbd::{Client, Stream};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;

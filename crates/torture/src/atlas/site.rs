@@ -5,9 +5,8 @@ use super::net::Net;
 use super::{LOOK_PACE, say};
 use crate::logs;
 use anyhow::{Context, Result};
+use holdfast_lab::grid::make_key;
 use serde_json::Value;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -160,13 +159,6 @@ impl Site {
         }
         Ok(all)
     }
-}
-
-/// A key for an encrypted volume: which one makes no difference here.
-pub fn make_key(path: &Path) -> Result<PathBuf> {
-    let file = std::fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| file.write_all(&[0x5a; 32]));
-    written.map(|()| path.into()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// What one host lacks; counts the volumes that it has in service.

@@ -21,7 +21,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}-diskspd", std::process::id()));
     let grid = Grid::make(&run.binary, dir, SHAPE, &[])?;
     grid.create_volume("v", VOLUME_MIB, "mirror:2")?;
-    let raw = grid.dir().join("raw.img");
+    let raw = grid.around().join("raw.img");
     tools::output_of(Command::new("fallocate").args(["-l", &format!("{VOLUME_MIB}MiB")]).arg(&raw))?;
     let targets = [Target::file("raw file", &raw), Target::volume("mirror:2", &grid, "v")];
     for target in &targets {

@@ -1,7 +1,7 @@
 //! Three members of etcd on this machine, with their defaults, for grids that keep their metadata there.
 
-use super::machine::{is_hung, signal};
 use anyhow::{Context, Result, bail};
+use holdfast_lab::process::{Signal, is_hung, signal};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -68,24 +68,24 @@ impl Cluster {
     }
 
     /// The process of the member that says that it leads.
-    pub fn leader(&self) -> Option<u64> {
+    pub fn leader(&self) -> Option<u32> {
         let leads = |member: &&Member| {
             metrics(member.client).is_ok_and(|text| text.lines().any(|line| line == "etcd_server_is_leader 1"))
         };
-        self.members.iter().find(leads).map(|member| u64::from(member.child.id()))
+        self.members.iter().find(leads).map(|member| member.child.id())
     }
 
-    pub fn pids(&self) -> Vec<u64> {
-        self.members.iter().map(|member| u64::from(member.child.id())).collect()
+    pub fn pids(&self) -> Vec<u32> {
+        self.members.iter().map(|member| member.child.id()).collect()
     }
 }
 
 /// Processes stopped in mid-air until this is dropped.
-pub struct Hung(Vec<u64>);
+pub struct Hung(Vec<u32>);
 
 impl Hung {
-    pub fn strike(pids: Vec<u64>) -> Result<Hung> {
-        pids.iter().try_for_each(|pid| signal(*pid, "STOP"))?;
+    pub fn strike(pids: Vec<u32>) -> Result<Hung> {
+        pids.iter().try_for_each(|pid| signal(*pid, Signal::STOP))?;
         let hung = Hung(pids);
         let since = Instant::now();
         while !hung.0.iter().all(|pid| is_hung(*pid)) {
@@ -101,7 +101,7 @@ impl Hung {
 impl Drop for Hung {
     fn drop(&mut self) {
         for pid in &self.0 {
-            let _ = signal(*pid, "CONT");
+            let _ = signal(*pid, Signal::CONT);
         }
     }
 }

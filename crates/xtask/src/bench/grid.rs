@@ -1,31 +1,24 @@
 //! A grid of its own for one measurement: made, asked, and gone with its directory when it is dropped.
 
-use crate::tools;
 use anyhow::{Context, Result, bail};
+use holdfast_lab::grid;
+pub use holdfast_lab::grid::Shape;
 use serde_json::Value;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How large a grid is.
-#[derive(Clone, Copy)]
-pub struct Shape {
-    pub nodes: u64,
-    /// Of each node.
-    pub devices: u64,
-    pub device_mib: u64,
-}
-
-impl Shape {
-    pub const USUAL: Shape = Shape { nodes: 4, devices: 2, device_mib: 2048 };
-}
+/// The shape where none is asked for.
+pub const USUAL: Shape = Shape { nodes: 4, devices: 2, device_mib: 2048 };
 
 /// A directory for one measurement; gone, with everything in it, when this is dropped.
 pub struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("bench: cannot remove {}: {error}", self.0.display());
+        }
     }
 }
 
@@ -42,73 +35,42 @@ impl Directory {
 }
 
 pub struct Grid {
-    binary: PathBuf,
-    dir: PathBuf,
+    // Dropped first: its processes end before its directory goes.
+    grid: grid::Grid,
+    around: Directory,
 }
 
-impl Drop for Grid {
-    fn drop(&mut self) {
-        let mut down = self.holdfast(&["grid", "down", "--force"]);
-        // A grid that never came up has nothing to take down, and that is said already.
-        let _ = down.stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            eprintln!("bench: cannot remove {}: {error}", self.dir.display());
-        }
+impl Deref for Grid {
+    type Target = grid::Grid;
+
+    fn deref(&self) -> &grid::Grid {
+        &self.grid
     }
 }
 
 impl Grid {
     /// Makes `dir`, which must not exist, and brings a grid up in it, with these options of `grid up` besides.
     pub fn make(binary: &Path, dir: PathBuf, shape: Shape, options: &[&str]) -> Result<Grid> {
-        let Shape { nodes, devices, device_mib } = shape;
-        let (nodes, devices, size) = (nodes.to_string(), devices.to_string(), format!("{device_mib}MiB"));
-        let up = ["--nodes", &nodes, "--devices", &devices, "--device-size", &size];
-        Grid::up(binary, dir, &[&up, options].concat())
+        let grid = Grid::begin(binary, dir)?;
+        grid.grid.make(shape, options)?;
+        Ok(grid)
     }
 
     /// Makes `dir`, which must not exist, and has what these options of `grid up` say in it: a host that joins a grid, say.
     pub fn up(binary: &Path, dir: PathBuf, options: &[&str]) -> Result<Grid> {
-        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let grid = Grid { binary: binary.to_path_buf(), dir };
-        grid.done(&[&["grid", "up"], options].concat())?;
+        let grid = Grid::begin(binary, dir)?;
+        grid.run(&[&["grid", "up"], options].concat())?;
         Ok(grid)
     }
 
+    fn begin(binary: &Path, dir: PathBuf) -> Result<Grid> {
+        let around = Directory::make(dir)?;
+        Ok(Grid { grid: grid::Grid::new(binary, &around.path().join("grid")).ended(), around })
+    }
+
     /// Where files may lie that go with the grid.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub fn holdfast(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.binary);
-        command.args(arguments).env("HOLDFAST_DIR", self.dir.join("grid"));
-        command
-    }
-
-    /// Runs a command that must succeed; returns what it said.
-    pub fn done(&self, arguments: &[&str]) -> Result<String> {
-        tools::output_of(&mut self.holdfast(arguments))
-    }
-
-    pub fn create_volume(&self, name: &str, size_mib: u64, layout: &str) -> Result<()> {
-        let size = format!("{size_mib}MiB");
-        self.done(&["volume", "create", name, "--size", &size, "--layout", layout]).map(drop)
-    }
-
-    pub fn uri(&self, volume: &str) -> String {
-        format!("nbd+unix:///{volume}?socket={}", self.dir.join("grid/nbd.sock").display())
-    }
-
-    pub fn status(&self) -> Result<Value> {
-        tools::json_of(&mut self.holdfast(&["grid", "status", "--json"]))
-    }
-
-    pub fn volume(&self, name: &str) -> Result<Value> {
-        tools::json_of(&mut self.holdfast(&["volume", "show", name, "--json"]))
-    }
-
-    pub fn host_pid(&self) -> Result<u64> {
-        self.status()?["host"]["pid"].as_u64().context("status tells no process of the host")
+    pub fn around(&self) -> &Path {
+        self.around.path()
     }
 
     /// CPU time so far: the host's, and all nodes'.
@@ -118,23 +80,9 @@ impl Grid {
 
     /// A setting of the host that is a number: bytes or seconds.
     pub fn host_setting(&self, key: &str) -> Result<u64> {
-        let all = tools::json_of(&mut self.holdfast(&["config", "show", "--json"]))?;
+        let all = self.json(&["config", "show"])?;
         let found = all.as_array().into_iter().flatten().find(|setting| setting["key"] == key);
         found.and_then(|setting| setting["number"].as_u64()).with_context(|| format!("the host has no setting {key}"))
-    }
-
-    /// Sets one, and nothing else; the grid is down and up again afterwards.
-    pub fn set_host_setting(&self, key: &str, value: &str) -> Result<()> {
-        self.done(&["grid", "down"])?;
-        let path = self.dir.join("grid/holdfast.toml");
-        std::fs::write(&path, format!("{key} = \"{value}\"\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        self.done(&["grid", "up"]).map(drop)
-    }
-
-    pub fn host_log(&self) -> Result<String> {
-        let path = self.dir.join("grid/logs/host.log");
-        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Waits until every volume is whole and nothing moves in the background any more.

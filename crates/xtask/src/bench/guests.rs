@@ -1,7 +1,7 @@
 //! What guests get: the same fio jobs on the raw file, on qemu-nbd over a file, and on volumes of a grid, in one run.
 
 use super::fio;
-use super::grid::{Grid, Shape};
+use super::grid::{Grid, USUAL};
 use super::turns::{Job, OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -33,7 +33,7 @@ impl Drop for Bench {
 pub fn run(arguments: &[String]) -> Result<()> {
     let run = Run::from(arguments, "./x bench [--care|--tls|--encrypt|--nested|--diskspd|--etcd]")?;
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}", std::process::id()));
-    let mut bench = Bench { grid: Grid::make(&run.binary, dir, Shape::USUAL, &[])?, qemu: None };
+    let mut bench = Bench { grid: Grid::make(&run.binary, dir, USUAL, &[])?, qemu: None };
     let socket = bench.start_qemu()?;
     let targets = bench.targets(&socket)?;
     idle(&bench.grid)?;
@@ -49,7 +49,7 @@ fn made_file(path: PathBuf) -> Result<PathBuf> {
 
 impl Bench {
     fn start_qemu(&mut self) -> Result<PathBuf> {
-        let dir = self.grid.dir();
+        let dir = self.grid.around();
         let (file, socket) = (made_file(dir.join("qemu.img"))?, dir.join("qemu.sock"));
         self.qemu = Some(start_qemu_nbd(&file, &socket)?);
         Ok(socket)
@@ -60,7 +60,7 @@ impl Bench {
         for (name, layout) in [("parity", "parity:2+1"), ("mirror", "mirror:2")] {
             self.grid.create_volume(name, VOLUME_MIB, layout)?;
         }
-        let raw = Target::file("raw file", &made_file(self.grid.dir().join("raw.img"))?);
+        let raw = Target::file("raw file", &made_file(self.grid.around().join("raw.img"))?);
         let theirs = fio::nbd(&format!("nbd+unix:///?socket={}", socket.display())).to_vec();
         let durable = raw.arguments.iter().cloned().chain(["--sync=dsync".to_string()]).collect();
         let written = [

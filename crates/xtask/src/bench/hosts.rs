@@ -9,10 +9,11 @@ use super::etcd::{Cluster, Hung};
 use super::grid::{Directory, Grid, Shape};
 use super::latency::{self, Completion};
 use super::load::Load;
-use super::machine::{is_hung, unix_ms};
+use super::machine::unix_ms;
 use super::report::Report;
 use super::turns::Run;
 use anyhow::{Context, Result, bail};
+use holdfast_lab::process::is_hung;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -90,10 +91,10 @@ impl Site {
 
     /// Runs the drill of a node that hangs; its report.
     fn drill(&self, layout: &str, fault: Etcd) -> Result<Value> {
-        let nodes = self.grid.status()?["nodes"].as_array().context("status lists no nodes")?.clone();
-        let nodes: Vec<u64> = nodes.iter().filter_map(|node| node["pid"].as_u64()).collect();
+        let nodes = self.grid.processes().into_iter().filter(|(role, _)| role.starts_with("node"));
+        let nodes: Vec<u32> = nodes.map(|(_, pid)| pid).collect();
         let size = format!("{VOLUME_MIB}MiB");
-        let mut command = self.grid.holdfast(&["drill", "node-loss", "--fault", "hang", "--json", "--layout", layout]);
+        let mut command = self.grid.command(&["drill", "node-loss", "--fault", "hang", "--json", "--layout", layout]);
         command.args(["--seconds", DRILL_SECONDS, "--volume-size", &size]);
         // Into a file: a pipe would fill up while nobody reads it.
         let path = self.dir.path().join("drill.json");
@@ -119,7 +120,7 @@ impl Site {
         serde_json::from_str(&report).context("the drill's report is not JSON")
     }
 
-    fn strike(&self, nodes: &[u64], fault: Etcd) -> Result<Hung> {
+    fn strike(&self, nodes: &[u32], fault: Etcd) -> Result<Hung> {
         if fault == Etcd::Hangs {
             return Hung::strike(self.etcd.pids());
         }
@@ -185,11 +186,11 @@ fn handover(run: &Run, report: &mut Report) -> Result<()> {
     let shape = Shape { nodes: 3, devices: 2, device_mib: DEVICE_MIB };
     let site = Site::make(run, "handover", shape, &ADDRESS)?;
     let (a, etcd) = (&site.grid, site.etcd.endpoints());
-    let token = a.done(&["grid", "token"])?;
+    let token = a.run(&["grid", "token"])?;
     let join = ["--nodes", "0", "--etcd", &etcd, "--join", token.trim(), "--name", "b"];
     let b = Grid::up(&run.binary, site.dir.path().join("b"), &[&join[..], &ADDRESS].concat())?;
     a.create_volume("v", VOLUME_MIB, "mirror:2")?;
-    b.done(&["volume", "export", "v", "--multipath"])?;
+    b.run(&["volume", "export", "v", "--multipath"])?;
     eprintln!("bench: a volume is handed over {HANDOVERS} times under a client of each host");
     let seconds = (CALM + BETWEEN * (HANDOVERS as u32 + 4)).as_secs() * 2;
     let job = ["--rw=randrw", "--rwmixread=50", "--bs=8k", "--iodepth=1"];
@@ -199,7 +200,7 @@ fn handover(run: &Run, report: &mut Report) -> Result<()> {
     for round in 0..HANDOVERS {
         let (grid, to) = if round % 2 == 0 { (a, "b") } else { (&b, "a") };
         let from = unix_ms();
-        grid.done(&["volume", "handover", "v", "--to", to])?;
+        grid.run(&["volume", "handover", "v", "--to", to])?;
         handovers.push(from..unix_ms() + SETTLED_MS);
         std::thread::sleep(BETWEEN);
     }

@@ -4,6 +4,7 @@ use super::fio;
 use super::grid::Grid;
 use super::latency::{self, Completion};
 use anyhow::{Context, Result, bail};
+use holdfast_lab::process::{self, Signal};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
@@ -31,14 +32,14 @@ impl Load {
     /// Returns when clients of the volume are connected.
     pub fn start(grid: &Grid, volume: &str, size_mib: u64, job: &[&str], seconds: u64) -> Result<Load> {
         let name = format!("load-{volume}");
-        let complaints = grid.dir().join(format!("{name}.err"));
+        let complaints = grid.around().join(format!("{name}.err"));
         let mut command = fio::command(size_mib);
         // One process, so that none is left behind. Without the larger io_size fio begins again with the same numbers.
         command.args(["--thread=1", "--io_size=1000T", "--log_unix_epoch=1", "--disable_slat=1", "--disable_clat=1"]);
         command.arg(format!("--write_lat_log={name}")).args(fio::nbd(&grid.uri(volume))).args(job);
-        command.args(fio::timed(seconds)).current_dir(grid.dir()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(fio::timed(seconds)).current_dir(grid.around()).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.stderr(File::create(&complaints)?).spawn().context("cannot start fio")?;
-        let log = grid.dir().join(format!("{name}_lat.1.log"));
+        let log = grid.around().join(format!("{name}_lat.1.log"));
         let load = Load { child, name, log, complaints };
         let since = Instant::now();
         while grid.volume(volume)?["sessions"].as_u64() == Some(0) {
@@ -67,7 +68,7 @@ impl Load {
     /// Ends it before its time, in good order.
     pub fn stop(mut self) -> Result<Vec<Completion>> {
         if self.is_running()? {
-            super::machine::signal(u64::from(self.child.id()), "INT")?;
+            process::signal(self.child.id(), Signal::INT)?;
         }
         // fio's status tells of the signal, too.
         if self.wait()?.is_none() {

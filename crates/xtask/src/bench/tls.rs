@@ -1,11 +1,11 @@
 //! `./x bench --tls`: what TLS between a host and its nodes costs, on two grids beside each other which differ in that alone.
 
-use super::grid::{Grid, Shape};
+use super::grid::{Grid, Shape, USUAL};
 use super::turns::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use anyhow::Result;
 
 const VOLUME_MIB: u64 = 512;
-const SHAPE: Shape = Shape { device_mib: 768, ..Shape::USUAL };
+const SHAPE: Shape = Shape { device_mib: 768, ..USUAL };
 
 pub fn run(arguments: &[String]) -> Result<()> {
     let run = Run::from(arguments, "./x bench --tls")?;

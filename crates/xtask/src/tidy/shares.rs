@@ -15,7 +15,7 @@ const DRIVEN: [&str; 9] = ["base", "cipher", "cluster", "erasure", "filter", "fo
 const SHELL: [&str; 2] = ["holdfast", "runtime"];
 
 /// Crates that no user runs.
-const TOOLS: [&str; 3] = ["sim", "torture", "xtask"];
+const TOOLS: [&str; 4] = ["lab", "sim", "torture", "xtask"];
 
 /// Of a thousand production lines. Wanted: 650 and 300.
 const DRIVEN_MIN: usize = 494;

@@ -5,10 +5,9 @@ use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
 use crate::bench::load::Load;
-use crate::bench::machine::{kill_hard, wait_gone};
 use crate::bench::report::Report;
-use crate::tools;
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_lab::process::{self, Signal};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -80,7 +79,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
 }
 
 fn space(grid: &Grid) -> Result<Value> {
-    tools::json_of(&mut grid.holdfast(&["space", "why", "--json"]))
+    grid.json(&["space", "why"])
 }
 
 fn number(of: &Value, key: &str) -> Result<i64> {
@@ -138,12 +137,12 @@ fn kill_at_the_brim(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<u6
     let done = writes()? - before;
     ensure!(load.is_running()?, "writing at the brim ended by itself: it got an error");
     fio::report_of(&mut witness(grid, at, round, "--rw=write"), "the witness")?;
-    let host = grid.host_pid()?;
-    kill_hard(host)?;
+    let host = grid.pid("host")?;
+    process::signal(host, Signal::KILL)?;
     // A client that has lost its server would wait for it.
     drop(load);
-    wait_gone(host)?;
-    grid.done(&["grid", "up"])?;
+    process::wait_gone(host)?;
+    grid.run(&["grid", "up"])?;
     Ok(done)
 }
 

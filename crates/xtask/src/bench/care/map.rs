@@ -2,7 +2,7 @@
 
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, Shape};
+use crate::bench::grid::{Grid, USUAL};
 use crate::bench::latency;
 use crate::bench::machine::memory_mib;
 use crate::bench::report::Report;
@@ -15,10 +15,10 @@ const OPENS: usize = 3;
 const MIB: f64 = 1048576.0;
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
-    let grid = setup.grid("map", setup.options.map_mib, Shape::USUAL.nodes, 1.5)?;
+    let grid = setup.grid("map", setup.options.map_mib, USUAL.nodes, 1.5)?;
     grid.create_volume("thin", VOLUME_MIB, LAYOUT)?;
     grid.settle()?;
-    let pid = grid.host_pid()?;
+    let pid = grid.pid("host")?;
     let before = memory_mib(pid, "VmRSS")?;
     write_everywhere(&grid, setup.options.map_mib, report)?;
     let (at_once, most) = (memory_mib(pid, "VmRSS")?, memory_mib(pid, "VmHWM")?);
@@ -65,7 +65,7 @@ fn opening(grid: &Grid, report: &mut Report) -> Result<()> {
     let goal = format!("under {OPEN_SECONDS_MAX} s");
     let mut exports = Vec::new();
     for _ in 0..OPENS {
-        grid.done(&["volume", "unexport", "thin"])?;
+        grid.run(&["volume", "unexport", "thin"])?;
         exports.push(export(grid)?);
     }
     let slowest = latency::max(&exports);
@@ -75,8 +75,8 @@ fn opening(grid: &Grid, report: &mut Report) -> Result<()> {
         (slowest, "s"),
         slowest < OPEN_SECONDS_MAX,
     );
-    grid.done(&["grid", "down"])?;
-    grid.done(&["grid", "up"])?;
+    grid.run(&["grid", "down"])?;
+    grid.run(&["grid", "up"])?;
     let seconds = opened_in(&grid.host_log()?, "thin")?;
     report.judged("after a start of the grid, by the host's log", goal, (seconds, "s"), seconds < OPEN_SECONDS_MAX);
     Ok(())
@@ -85,7 +85,7 @@ fn opening(grid: &Grid, report: &mut Report) -> Result<()> {
 fn export(grid: &Grid) -> Result<f64> {
     const PATIENCE: Duration = Duration::from_secs(60);
     let since = Instant::now();
-    grid.done(&["volume", "export", "thin"])?;
+    grid.run(&["volume", "export", "thin"])?;
     while grid.volume("thin")?["state"] != "open" {
         if since.elapsed() > PATIENCE {
             bail!("the volume did not open within {} s", PATIENCE.as_secs());

@@ -11,7 +11,7 @@ mod recovery;
 mod snapshots;
 
 use super::fio;
-use super::grid::{Directory, Grid, Shape};
+use super::grid::{Directory, Grid, Shape, USUAL};
 use super::report::{self, Report};
 use crate::tools;
 use anyhow::{Context, Result, bail};
@@ -49,12 +49,12 @@ struct Setup {
 impl Setup {
     /// A grid for `guest_mib` in `parity:2+1` on that many nodes, with `slack` times the room that this takes.
     fn grid(&self, name: &str, guest_mib: u64, nodes: u64, slack: f64) -> Result<Grid> {
-        let Shape { nodes: all, devices: of_node, .. } = Shape::USUAL;
+        let Shape { nodes: all, devices: of_node, .. } = USUAL;
         let devices = (nodes * of_node) as f64;
         let device_mib = (guest_mib as f64 * PARITY * slack / devices / DEVICE_SHARE).ceil() as u64;
         let device_mib = device_mib.max(self.options.device_mib_min);
         say(&format!("{name}: making a grid of {all} nodes with {of_node} devices of {device_mib} MiB each"));
-        Grid::make(&self.binary, self.dir.path().join(name), Shape { device_mib, ..Shape::USUAL }, &[])
+        Grid::make(&self.binary, self.dir.path().join(name), Shape { device_mib, ..USUAL }, &[])
     }
 
     /// A volume that was written in full once.
@@ -104,7 +104,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
 
 /// What guests can write of a grid, by `holdfast space`.
 fn writable_mib(grid: &Grid) -> Result<f64> {
-    let space = tools::json_of(&mut grid.holdfast(&["space", "--json"]))?;
+    let space = grid.json(&["space"])?;
     let found = space["writable"].as_array().into_iter().flatten().find(|of| of["layout"] == LAYOUT);
     let bytes = found.and_then(|of| of["bytes"].as_f64());
     Ok(bytes.with_context(|| format!("`holdfast space` tells nothing of {LAYOUT}"))? / 1048576.0)

@@ -52,7 +52,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let iops = overwrite(&grid, size_mib, options.overwrite_seconds, (OVERWRITE, MOST_WRITTEN), report)?;
     let after = sequential(setup, &grid, &target, size_mib)?;
     // Disks that are shared give less after minutes of writing than at first: what the empty grid does then counts as much.
-    grid.done(&["volume", "delete", "v", "--now"])?;
+    grid.run(&["volume", "delete", "v", "--now"])?;
     grid.create_volume("v", size_mib, LAYOUT)?;
     grid.settle()?;
     let empty_again = run_job(&target, size_mib, OVERWRITE, Some(options.seconds))?;

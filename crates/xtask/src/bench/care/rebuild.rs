@@ -2,7 +2,7 @@
 
 use super::{Setup, remove, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, Shape, cpu_ms};
+use crate::bench::grid::{Grid, USUAL, cpu_ms};
 use crate::bench::latency::{self, Completion, SECOND_MS, Spread};
 use crate::bench::load::Load;
 use crate::bench::machine::{Ticks, cores, unix_ms};
@@ -144,13 +144,13 @@ impl Rebuild {
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     // All of it has to fit on the nodes that are left, and be overwritten there.
-    let grid = setup.grid("rebuild", options.rebuild_mib, Shape::USUAL.nodes - 1, 1.6)?;
+    let grid = setup.grid("rebuild", options.rebuild_mib, USUAL.nodes - 1, 1.6)?;
     grid.set_host_setting("care.rebuild_after", &format!("{} s", options.grace_seconds))?;
     setup.filled_volume(&grid, VOLUME, options.rebuild_mib)?;
     grid.settle()?;
     let lost = idle(setup, &grid, report)?;
     say(&format!("rebuild: node {lost} comes back"));
-    grid.done(&["node", "start", &lost])?;
+    grid.run(&["node", "start", &lost])?;
     grid.settle()?;
     loaded(setup, &grid, report)
 }
@@ -289,7 +289,7 @@ fn kill_and_watch(setup: &Setup, grid: &Grid, node: &str, mut check: impl FnMut(
     // Shards of one volume are of one size but for the last ones of a stream: the mean is what one takes.
     let shard_bytes = before.used_bytes / before.shards.max(1.0);
     let killed_ms = unix_ms();
-    grid.done(&["node", "kill", node])?;
+    grid.run(&["node", "kill", node])?;
     let (grace, most) = (setup.options.grace_seconds, setup.options.rebuild_seconds_max);
     say(&format!("rebuild: node {node} is killed; {grace} s until what it held is made again"));
     let since = Instant::now();
@@ -344,7 +344,7 @@ struct Bandwidth {
 fn bandwidth(setup: &Setup, grid: &Grid) -> Result<Bandwidth> {
     const FILE_MIB: u64 = 1024;
     say("rebuild: measuring the file system");
-    let path = grid.dir().join("raw.img");
+    let path = grid.around().join("raw.img");
     let run = |kind: &[&str], more: &[String]| {
         let mut command = Command::new("fio");
         command.args(["--name=bench", "--output-format=json", "--direct=1", "--ioengine=io_uring", "--iodepth=4"]);

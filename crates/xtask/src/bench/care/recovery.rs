@@ -4,11 +4,11 @@
 use super::map::opened_in;
 use super::{LAYOUT, Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, Shape};
+use crate::bench::grid::{Grid, USUAL};
 use crate::bench::load::Load;
-use crate::bench::machine::{kill_hard, wait_gone};
 use crate::bench::report::Report;
 use anyhow::{Context, Result, bail};
+use holdfast_lab::process::{self, Signal};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,17 +23,17 @@ const WITNESS: &[&str] = &["--bs=4k", "--iodepth=64", "--verify=crc32c", "--veri
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let size_mib = setup.options.recovery_mib;
-    let grid = setup.grid("recovery", size_mib + WITNESS_MIB, Shape::USUAL.nodes, 2.5)?;
+    let grid = setup.grid("recovery", size_mib + WITNESS_MIB, USUAL.nodes, 2.5)?;
     if let Some(mib) = setup.options.writeback_mib {
         grid.set_host_setting("memory.writeback", &format!("{mib} MiB"))?;
     }
     grid.create_volume("busy", size_mib + WITNESS_MIB, LAYOUT)?;
-    let host = grid.host_pid()?;
+    let host = grid.pid("host")?;
     let load = fill_log(setup, &grid, report)?;
-    kill_hard(host)?;
+    process::signal(host, Signal::KILL)?;
     // A client that has lost its server would wait for it.
     drop(load);
-    wait_gone(host)?;
+    process::wait_gone(host)?;
     let (open_seconds, read_seconds) = restart(&grid)?;
     let goal = format!("under {SECONDS_MAX} s");
     report.told("opening of the volume, by the host's log", opened_in(&grid.host_log()?, "busy")?, "s");
@@ -82,7 +82,7 @@ fn fill_log(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<Load> {
 fn restart(grid: &Grid) -> Result<(f64, f64)> {
     const PATIENCE: Duration = Duration::from_secs(120);
     let since = Instant::now();
-    let mut up = grid.holdfast(&["grid", "up"]).stdout(Stdio::null()).spawn().context("cannot start the grid")?;
+    let mut up = grid.command(&["grid", "up"]).stdout(Stdio::null()).spawn().context("cannot start the grid")?;
     let (mut up_seconds, mut read_seconds) = (None, None);
     let outcome = loop {
         if read_seconds.is_none() && reads(grid)? {

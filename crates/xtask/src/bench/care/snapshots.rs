@@ -2,7 +2,7 @@
 
 use super::{Setup, say};
 use crate::bench::fio;
-use crate::bench::grid::{Grid, Shape};
+use crate::bench::grid::{Grid, USUAL};
 use crate::bench::latency::{self, Completion, SECOND_MS, max, median};
 use crate::bench::load::Load;
 use crate::bench::machine::unix_ms;
@@ -36,7 +36,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let options = &setup.options;
     // The load overwrites some of the large volume while snapshots hold what was there.
     let guest_mib = options.small_mib + options.large_mib + (options.large_mib / 8).max(1024);
-    let grid = setup.grid("snapshots", guest_mib, Shape::USUAL.nodes, 1.05)?;
+    let grid = setup.grid("snapshots", guest_mib, USUAL.nodes, 1.05)?;
     setup.filled_volume(&grid, "small", options.small_mib)?;
     setup.filled_volume(&grid, "large", options.large_mib)?;
     grid.settle()?;
@@ -51,7 +51,7 @@ fn commands(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<()> {
     let mut times = Times::default();
     let timed = |arguments: &[&str]| -> Result<f64> {
         let since = Instant::now();
-        grid.done(arguments)?;
+        grid.run(arguments)?;
         Ok(since.elapsed().as_secs_f64() * 1e3)
     };
     for round in 0..setup.options.repeats {
@@ -104,8 +104,8 @@ fn generations(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<()> {
     for generation in 1..=options.generations {
         let child = format!("generation{generation}");
         let since = Instant::now();
-        grid.done(&["snapshot", "create", &parent, "generation"])?;
-        grid.done(&["volume", "clone", &format!("{parent}@generation"), &child])?;
+        grid.run(&["snapshot", "create", &parent, "generation"])?;
+        grid.run(&["volume", "clone", &format!("{parent}@generation"), &child])?;
         took.push(since.elapsed().as_secs_f64() * 1e3);
         let mut command = fio::command(options.small_mib);
         command.args(fio::nbd(&grid.uri(&child))).args(["--rw=randwrite", "--bs=8k", "--iodepth=16", WRITES_EACH]);
@@ -163,7 +163,7 @@ fn under_load(setup: &Setup, grid: &Grid, report: &mut Report) -> Result<()> {
         std::thread::sleep(at.saturating_sub(since.elapsed()));
         let begin_ms = unix_ms();
         let began = Instant::now();
-        grid.done(&["snapshot", "create", "large", &format!("loaded{index}")])?;
+        grid.run(&["snapshot", "create", "large", &format!("loaded{index}")])?;
         took.push(began.elapsed().as_secs_f64() * 1e3);
         windows.push(begin_ms..begin_ms + SECOND_MS);
     }

@@ -85,7 +85,7 @@ pub fn encode(command: Command, fua: bool, slot: u32, offset: u64, len: u32, pay
     bytes
 }
 
-/// What a conversation goes over: one end, of which a second handle can be had.
+/// One end of a conversation, of which a second handle can be had.
 pub trait Stream: Read + Write + Sized {
     fn second(&self) -> std::io::Result<Self>;
 }
@@ -96,6 +96,7 @@ impl Stream for UnixStream {
     }
 }
 
+/// An export that is open, before anything is asked of it.
 pub struct Client<S = UnixStream> {
     pub stream: S,
     pub size_bytes: u64,
@@ -123,6 +124,13 @@ impl Client {
 }
 
 impl<S: Stream> Client<S> {
+    /// One half that sends, and one that receives.
+    pub fn split(self) -> Result<(S, Receiver<S>)> {
+        Ok((self.stream.second()?, self.into_receiver()))
+    }
+}
+
+impl<S: Read + Write> Client<S> {
     /// Opens `export` of the server at the other end, with structured replies if asked for and offered.
     pub fn open(stream: S, export: &str, structured: bool) -> Result<Client<S>> {
         let mut client = Client { stream, size_bytes: 0, structured: false };
@@ -130,9 +138,9 @@ impl<S: Stream> Client<S> {
         Ok(client)
     }
 
-    pub fn split(self) -> Result<(S, Receiver<S>)> {
-        let sender = self.stream.second()?;
-        Ok((sender, Receiver { stream: self.stream, partial: HashMap::new() }))
+    /// For who sends and receives in turn, by the receiver's stream.
+    pub fn into_receiver(self) -> Receiver<S> {
+        Receiver { stream: self.stream, partial: HashMap::new() }
     }
 
     fn handshake(&mut self, export: &str, structured: bool) -> Result<()> {
@@ -212,11 +220,11 @@ struct Partial {
 
 /// Receives replies, in whatever order the server gives them.
 pub struct Receiver<S = UnixStream> {
-    stream: S,
+    pub stream: S,
     partial: HashMap<Cookie, Partial>,
 }
 
-impl<S: Stream> Receiver<S> {
+impl<S: Read> Receiver<S> {
     /// The next whole reply; `None` when the server has closed the connection between two messages or cut it.
     pub fn receive(&mut self) -> Result<Option<Reply>> {
         loop {
