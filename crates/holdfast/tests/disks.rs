@@ -21,14 +21,9 @@ fn a_disk_that_is_gone_is_told_left_out_and_replaced_by_one_command() {
     grid.ok("volume create v1 --size 32MiB --protect device");
     let (file, scratch) = (grid.path("pattern"), grid.path("scratch"));
     pattern(&file, 32 << 20);
-    let copies = has_nbdcopy();
-    if copies {
-        nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
-    }
+    nbdcopy(file.to_str().unwrap(), &grid.uri("v1"));
     let holds = || {
-        if copies {
-            assert_volume_holds(&grid.uri("v1"), &file, &scratch);
-        }
+        assert_volume_holds(&grid.uri("v1"), &file, &scratch);
     };
     until("it is whole", || is_whole(&grid, "v1"));
     grid.ok("grid down");

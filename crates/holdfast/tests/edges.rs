@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use support::{Grid, free_ports, has_nbdinfo, text, until};
+use support::{Grid, free_ports, needs, text, until};
 
 /// How long a server that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ fn read(stream: &mut impl Stream, offset: u64) -> u32 {
 }
 
 fn succeeds(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().expect("it runs");
+    let output = Command::new(needs(program)).args(arguments).output().expect("it runs");
     assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output.stderr));
 }
 
@@ -80,7 +80,7 @@ fn one_who_takes_all_places_is_in_nobodys_way() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("as many as we may");
     let dir = tempfile::Builder::new().prefix("hf a?&%+{}é").tempdir().expect("a directory");
-    let grid = Grid { dir, port: free_ports(0, 4).to_string() };
+    let grid = Grid::in_dir(dir, free_ports(0, 4));
     let port = free_ports(1, 1);
     let options = format!("--port {} --device-size 256MiB --nbd-tcp 127.0.0.1:{port}", grid.port);
     grid.ok(&format!("grid up --nodes 3 --devices 1 {options}"));
@@ -132,10 +132,8 @@ fn one_who_takes_all_places_is_in_nobodys_way() {
     // Whatever is in the name of the directory, clients find the socket.
     let uri = grid.uri("v1");
     assert!(uri.contains("%20a%3F%26%25%2B%7B%7D%C3%A9"), "{uri}");
-    if has_nbdinfo() {
-        succeeds("nbdinfo", &["--size", &uri]);
-        succeeds("qemu-img", &["info", &uri]);
-    }
+    succeeds("nbdinfo", &["--size", &uri]);
+    succeeds("qemu-img", &["info", &uri]);
 }
 
 /// Writes a self-signed certificate for an RSA key of so many bits, and that.

@@ -5,7 +5,7 @@
 mod support;
 
 use holdfast_runtime::meta::member::Member;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, text, until};
+use support::{Grid, assert_volume_holds, etcd, nbdcopy, pattern, text, until};
 
 /// Waits until the metadata store is, or is not, in trouble.
 fn wait_for_trouble(grid: &Grid, expected: bool) {
@@ -16,7 +16,7 @@ fn wait_for_trouble(grid: &Grid, expected: bool) {
 #[test]
 fn metadata_move_to_etcd_and_back() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 1) else { return };
+    let member = etcd(store.path(), 1);
     let (grid, other) = (Grid::new(24), Grid::new(25));
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 64MiB");
@@ -24,10 +24,7 @@ fn metadata_move_to_etcd_and_back() {
     grid.ok("snapshot create v1 first");
     let (data, scratch, file) = (grid.path("data"), grid.path("scratch"), grid.path("meta.json"));
     pattern(&data, 8 << 20);
-    let copies = has_nbdcopy();
-    if copies {
-        nbdcopy(data.to_str().expect("text"), &grid.uri("v1"));
-    }
+    nbdcopy(data.to_str().expect("text"), &grid.uri("v1"));
     let (export, import) = (format!("meta export {}", file.display()), format!("meta import {}", file.display()));
     grid.ok(&export);
     let refused = grid.fails(&format!("{import} --embedded"));
@@ -46,9 +43,7 @@ fn metadata_move_to_etcd_and_back() {
     assert_eq!(status["metadata"]["store"], format!("etcd at {endpoint}"));
     assert_eq!(status["volumes"].as_array().map(Vec::len), Some(2), "{status}");
     grid.ok("volume export spare");
-    if copies {
-        assert_volume_holds(&grid.uri("v1"), &data, &scratch);
-    }
+    assert_volume_holds(&grid.uri("v1"), &data, &scratch);
     // Another grid's metadata are not taken, nor older ones without being told.
     other.up("--nodes 1 --devices 1");
     other.ok("grid down");
@@ -65,9 +60,7 @@ fn metadata_move_to_etcd_and_back() {
     assert_eq!(grid.json("status")["metadata"]["store"], "embedded");
     assert_eq!(grid.json("volume show spare")["state"], "open");
     assert_eq!(grid.json("snapshot list v1").as_array().map(Vec::len), Some(1));
-    if copies {
-        assert_volume_holds(&grid.uri("v1"), &data, &scratch);
-    }
+    assert_volume_holds(&grid.uri("v1"), &data, &scratch);
 }
 
 /// While the store is silent, with the word that it is.
@@ -94,7 +87,7 @@ fn what_the_host_knows_is_told(grid: &Grid) {
 #[test]
 fn data_are_served_while_etcd_is_away() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 2) else { return };
+    let member = etcd(store.path(), 2);
     let grid = Grid::new(26);
     grid.up(&format!("--nodes 3 --devices 1 --etcd {}", member.config().endpoint()));
     grid.ok("volume create v1 --size 64MiB");
@@ -110,15 +103,11 @@ fn data_are_served_while_etcd_is_away() {
     assert!(told.contains("out of reach"), "{told}");
     what_the_host_knows_is_told(&grid);
     let uri = status["volumes"][1]["uris"][0].as_str().expect("an address").to_string();
-    if has_nbdcopy() {
-        nbdcopy(data.to_str().expect("text"), &uri);
-        assert_volume_holds(&uri, &data, &scratch);
-    }
+    nbdcopy(data.to_str().expect("text"), &uri);
+    assert_volume_holds(&uri, &data, &scratch);
     // A lost node changes legs, not owners: its hedge is there already.
     grid.ok("node kill 2");
-    if has_nbdcopy() {
-        assert_volume_holds(&uri, &data, &scratch);
-    }
+    assert_volume_holds(&uri, &data, &scratch);
     let refused = grid.fails("volume create v2 --size 32MiB");
     assert!(refused.contains("metadata store"), "{refused}");
     member.resume().expect("a signal");

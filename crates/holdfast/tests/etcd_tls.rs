@@ -6,15 +6,13 @@
 mod support;
 
 use holdfast_base::MetaVersion;
-use holdfast_runtime::meta::member::program;
 use holdfast_runtime::meta::{EtcdConfig, EtcdStore, EtcdTls, MetaError, MetaStore, Swap};
 use std::fs;
-use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
-use support::{Grid, PATIENCE, assert_volume_holds, etcd, free_ports, has_nbdcopy, nbdcopy, pattern, until};
+use support::{Grid, PATIENCE, assert_volume_holds, etcd, free_ports, nbdcopy, needs, pattern, until};
 
 /// A member, by the files that were made for it, as if they had been copied.
 struct Member {
@@ -31,7 +29,7 @@ impl Member {
         let client =
             of("ETCD_ADVERTISE_CLIENT_URLS").strip_prefix("https://").expect("TLS").parse().expect("an address");
         let log = fs::File::options().create(true).append(true).open(files.join("log")).expect("a log");
-        let mut command = Command::new(program().expect("etcd is there"));
+        let mut command = Command::new(needs("etcd"));
         command.envs(settings.iter().copied()).stdin(Stdio::null());
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         Member { child: command.spawn().expect("etcd starts"), client }
@@ -249,11 +247,6 @@ fn lose_another(a: &Grid, members: &mut Vec<Member>) {
 
 #[test]
 fn etcd_lets_in_machines_of_the_grid_and_a_revoked_one_changes_nothing() {
-    if program().is_none() {
-        // Past the test harness, which keeps back what passing tests print.
-        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
-        return;
-    }
     let (cluster, a, b) = (Cluster::new(9), Grid::new(1), Grid::new(2));
     keeps_authority(&a);
     let urls = cluster.urls(&[1, 2, 3]);
@@ -273,22 +266,18 @@ fn etcd_lets_in_machines_of_the_grid_and_a_revoked_one_changes_nothing() {
     a.ok("volume create v1 --size 64MiB --layout mirror:2");
     let (data, scratch) = (a.path("data"), a.path("scratch"));
     pattern(&data, 4 << 20);
-    if has_nbdcopy() {
-        nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
-        b.ok("volume export v1 --takeover");
-        assert_volume_holds(&b.uri("v1"), &data, &scratch);
-        a.ok("volume export v1 --takeover");
-    }
+    nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
+    b.ok("volume export v1 --takeover");
+    assert_volume_holds(&b.uri("v1"), &data, &scratch);
+    a.ok("volume export v1 --takeover");
     refuse_strangers(&a, &cluster);
     revoke(&a, &b, &cluster);
     lose_all(&a, &b, &cluster, &mut members, [1, 2, 3], true);
     replace(&a, &b, &cluster, &mut members);
     lose_all(&a, &b, &cluster, &mut members, [1, 3, 4], false);
     lose_another(&a, &mut members);
-    if has_nbdcopy() {
-        a.ok("volume export v1 --takeover");
-        assert_volume_holds(&a.uri("v1"), &data, &scratch);
-    }
+    a.ok("volume export v1 --takeover");
+    assert_volume_holds(&a.uri("v1"), &data, &scratch);
     // A machine that was taken out is told that, and no more.
     b.ok("grid down --force");
     // Where etcd elects just then its host can't say that it goes, and its lease runs out.
@@ -300,7 +289,7 @@ fn etcd_lets_in_machines_of_the_grid_and_a_revoked_one_changes_nothing() {
 #[test]
 fn a_grid_moves_to_an_etcd_that_goes_by_its_certificates() {
     let (store, cluster) = (tempfile::tempdir().expect("a directory"), Cluster::new(10));
-    let Some(plain) = etcd(store.path(), 11) else { return };
+    let plain = etcd(store.path(), 11);
     let (a, b) = (Grid::new(3), Grid::new(4));
     let (from, to) = (plain.config().endpoint(), cluster.urls(&[1]));
     keeps_authority(&a);

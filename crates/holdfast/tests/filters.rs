@@ -2,9 +2,10 @@
 
 mod support;
 
+use holdfast_lab::guest::{BLOCK, Guest};
+use holdfast_lab::nbd::Command;
 use holdfast_runtime::meta::member::Member;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::guest::{BLOCK, FLUSH, Guest, READ, WRITE};
 use support::{Grid, etcd, until};
 use tempfile::TempDir;
 
@@ -25,16 +26,16 @@ struct Pair {
 
 impl Pair {
     /// `None` without etcd.
-    fn new(index: u16, last: u8) -> Option<Pair> {
+    fn new(index: u16, last: u8) -> Pair {
         let store = tempfile::tempdir().unwrap();
-        let member = etcd(store.path(), last)?;
+        let member = etcd(store.path(), last);
         let endpoint = member.config().endpoint();
         let (a, b) = (Grid::new(index), Grid::new(index + 1));
         a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
         let token = a.ok("grid token").trim().to_string();
         b.up(&format!("--nodes 0 --etcd {endpoint} --address 127.0.0.1 --name b --join {token}"));
         until("both hosts see all nodes", || (1..=2).all(|n| a.node_state(n) == "up" && b.node_state(n) == "up"));
-        Some(Pair { a, b, _member: member, _store: store })
+        Pair { a, b, _member: member, _store: store }
     }
 }
 
@@ -94,9 +95,10 @@ fn filters_come_and_go_while_a_client_reads_and_writes() {
                 // Eight at a time, over two MiB.
                 let at = |n: u64| (round * 8 + n) % 512 * BLOCK as u64;
                 let byte = (round / 64 + 1) as u8;
-                let mut asked: Vec<u64> = (0..8).map(|n| guest.ask(WRITE, at(n), BLOCK, &[byte; BLOCK])).collect();
-                asked.push(guest.ask(FLUSH, 0, 0, &[]));
-                let mut answered: Vec<u64> = Vec::new();
+                let mut asked: Vec<u32> =
+                    (0..8).map(|n| guest.ask(Command::Write, at(n), BLOCK, &[byte; BLOCK])).collect();
+                asked.push(guest.ask(Command::Flush, 0, 0, &[]));
+                let mut answered: Vec<u32> = Vec::new();
                 for _ in &asked {
                     let (cookie, error) = guest.answer();
                     assert_eq!(error, 0, "round {round}");
@@ -176,9 +178,9 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
     let mut guest = Guest::connect(&grid, "v1");
     assert_eq!(guest.write(0, 1), 0);
     grid.ok("volume filter add v1 stall:write=forever");
-    let written = guest.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
+    let written = guest.ask(Command::Write, 0, BLOCK, &[2; BLOCK]);
     until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
-    let read = guest.ask(READ, 0, BLOCK, &[]);
+    let read = guest.ask(Command::Read, 0, BLOCK, &[]);
     assert_eq!(guest.answer(), (read, 0), "a read overtakes it");
     assert_eq!(guest.block(), 1);
     assert_eq!(filter(&grid, 0)["above"]["in_flight"], 1);
@@ -188,12 +190,12 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
 
     // Its client goes, and another one comes: what that reads is behind the write.
     grid.ok("volume filter add v1 stall:write=forever");
-    guest.ask(WRITE, 0, BLOCK, &[3; BLOCK]);
+    guest.ask(Command::Write, 0, BLOCK, &[3; BLOCK]);
     until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
     drop(guest);
     until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
     let mut guest = Guest::connect(&grid, "v1");
-    let read = guest.ask(READ, 0, BLOCK, &[]);
+    let read = guest.ask(Command::Read, 0, BLOCK, &[]);
     assert_eq!(filter(&grid, 0)["above"]["requests"], 1, "the read waits, and has not come so far");
     grid.ok("snapshot create v1 s1");
     let refusal = grid.fails("snapshot rollback v1 s1");
@@ -204,7 +206,7 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
 
     // A volume that is closed lets go of what filters hold, and of the filters.
     grid.ok("volume filter add v1 stall:write=forever");
-    guest.ask(WRITE, 0, BLOCK, &[4; BLOCK]);
+    guest.ask(Command::Write, 0, BLOCK, &[4; BLOCK]);
     until("the write hangs", || filter(&grid, 0)["counters"]["held now"] == 1);
     drop(guest);
     until("the client is gone", || grid.json("volume show v1")["sessions"] == 0);
@@ -226,7 +228,7 @@ fn what_hangs_is_let_go_and_who_comes_later_comes_behind_it() {
 
 #[test]
 fn what_filters_hold_is_done_when_the_volume_is_handed_over() {
-    let Some(Pair { a, b, .. }) = &Pair::new(124, 61) else { return };
+    let Pair { a, b, .. } = &Pair::new(124, 61);
     a.ok("volume create v1 --size 16MiB --layout mirror:2");
     b.ok("volume export v1 --multipath");
     let (mut near, mut far) = (Guest::connect(a, "v1"), Guest::connect(b, "v1"));
@@ -236,7 +238,8 @@ fn what_filters_hold_is_done_when_the_volume_is_handed_over() {
     assert_eq!(filter(a, 0)["spec"], "delay:read=1ms");
     a.ok("volume filter remove v1 1");
     a.ok("volume filter add v1 stall:write=forever");
-    let written = (near.ask(WRITE, 0, BLOCK, &[2; BLOCK]), far.ask(WRITE, BLOCK as u64, BLOCK, &[2; BLOCK]));
+    let written =
+        (near.ask(Command::Write, 0, BLOCK, &[2; BLOCK]), far.ask(Command::Write, BLOCK as u64, BLOCK, &[2; BLOCK]));
     until("both writes hang, also that of the portal's client", || filter(a, 0)["counters"]["held now"] == 2);
     a.ok("volume handover v1 --to b");
     assert_eq!((near.answer(), far.answer()), ((written.0, 0), (written.1, 0)));
@@ -246,8 +249,8 @@ fn what_filters_hold_is_done_when_the_volume_is_handed_over() {
 
 /// Eight writes at once.
 fn hurry(guest: &mut Guest, byte: u8) {
-    let asked: Vec<u64> = (0..8).map(|n| guest.ask(WRITE, n * BLOCK as u64, BLOCK, &[byte; BLOCK])).collect();
-    let mut answers: Vec<(u64, u32)> = asked.iter().map(|_| guest.answer()).collect();
+    let asked: Vec<u32> = (0..8).map(|n| guest.ask(Command::Write, n * BLOCK as u64, BLOCK, &[byte; BLOCK])).collect();
+    let mut answers: Vec<(u32, u32)> = asked.iter().map(|_| guest.answer()).collect();
     answers.sort_unstable();
     assert_eq!(answers, asked.iter().map(|cookie| (*cookie, 0)).collect::<Vec<_>>());
 }
@@ -262,7 +265,7 @@ fn check_limited(grid: &Grid, limit: &str) {
 
 #[test]
 fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
-    let Some(Pair { a, b, .. }) = &Pair::new(126, 62) else { return };
+    let Pair { a, b, .. } = &Pair::new(126, 62);
     let error = a.fails("volume create v1 --size 16MiB --layout mirror:2 --limit 500");
     assert!(error.contains("`500` is no limit") && error.contains("iops=500,bytes=50MiB"), "{error}");
     assert!(a.fails("volume show v1").contains("no volume v1"), "nothing is made of it");

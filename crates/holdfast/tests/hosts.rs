@@ -4,29 +4,17 @@
 
 mod support;
 
+use holdfast_lab::process::{Signal, signal};
 use holdfast_runtime::meta::member::Member;
 use std::time::Duration;
-use support::{Grid, assert_volume_holds, etcd, etcd_cluster, has_nbdcopy, is_whole, nbdcopy, pattern, text, until};
+use support::{Grid, assert_volume_holds, etcd, etcd_cluster, is_whole, nbdcopy, needs, pattern, text, until};
 
 fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
 }
 
-fn host_pid(grid: &Grid) -> rustix::process::Pid {
-    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
-    rustix::process::Pid::from_raw(pid).expect("a process")
-}
-
-/// Ends the host's process at once.
-fn kill_host(grid: &Grid) {
-    rustix::process::kill_process(host_pid(grid), rustix::process::Signal::KILL).expect("killed");
-}
-
 /// Writes another file to the volume, and reads it back.
 fn write_anew(grid: &Grid, uri: &str, seed: u8) {
-    if !has_nbdcopy() {
-        return;
-    }
     let (data, scratch) = (grid.path("data"), grid.path("scratch"));
     std::fs::write(&data, vec![seed; 4 << 20]).expect("written");
     nbdcopy(data.to_str().expect("text"), uri);
@@ -36,7 +24,7 @@ fn write_anew(grid: &Grid, uri: &str, seed: u8) {
 #[test]
 fn a_volume_is_one_hosts_and_another_takes_it_over() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 3) else { return };
+    let member = etcd(store.path(), 3);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(27), Grid::new(28));
     a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
@@ -44,10 +32,7 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     a.ok("volume create v1 --size 64MiB");
     let (data, scratch) = (a.path("data"), a.path("scratch"));
     pattern(&data, 8 << 20);
-    let copies = has_nbdcopy();
-    if copies {
-        nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
-    }
+    nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
     let join = format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name");
     let refused = b.fails(&format!("grid up --port {} --device-size 256MiB {join} a", b.port));
     assert!(refused.contains("named a already"), "{refused}");
@@ -68,34 +53,26 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     b.ok("volume export v1 --takeover");
     assert_eq!(state(&b, "v1"), "open");
     until("host a has let go of it", || state(&a, "v1") == "elsewhere");
-    if copies {
-        assert_volume_holds(&b.uri("v1"), &data, &scratch);
-        let output = std::process::Command::new("nbdinfo").arg(&old_uri).output().expect("nbdinfo runs");
-        assert!(!output.status.success(), "the old owner serves it no more");
-    }
+    assert_volume_holds(&b.uri("v1"), &data, &scratch);
+    let output = std::process::Command::new(needs("nbdinfo")).arg(&old_uri).output().expect("nbdinfo runs");
+    assert!(!output.status.success(), "the old owner serves it no more");
     b.ok("snapshot create v1 s");
     b.json("volume create v2 --size 32MiB --layout mirror:2");
     b.json("volume create v3 --size 32MiB --layout mirror:2");
     b.ok("volume export v3 --failover auto");
     assert!([&a, &b].iter().all(|host| host.json("volume show v3")["failover"] == true));
-    if copies {
-        nbdcopy(data.to_str().expect("text"), &b.uri("v3"));
-    }
+    nbdcopy(data.to_str().expect("text"), &b.uri("v3"));
     assert!(a.fails("volume export v1").contains("host b, which is up"));
 
     // A host that dies keeps its volumes for as long as its lease.
-    kill_host(&b);
+    b.kill_host().expect("it runs");
     until("the lease of host b has run out", || a.run("volume export v1").status.success());
     assert_eq!(state(&a, "v1"), "open");
     until("the nodes hear no more of host b", || state(&a, "v3") == "open");
     assert_eq!(state(&a, "v2"), "elsewhere", "it waits for its host");
-    if copies {
-        assert_volume_holds(&a.uri("v3"), &data, &scratch);
-    }
+    assert_volume_holds(&a.uri("v3"), &data, &scratch);
     assert_eq!(a.json("snapshot list v1").as_array().map(Vec::len), Some(2));
-    if copies {
-        assert_volume_holds(&a.uri("v1"), &data, &scratch);
-    }
+    assert_volume_holds(&a.uri("v1"), &data, &scratch);
     b.ok("grid up");
     assert_eq!((state(&b, "v1"), state(&b, "v2")), ("elsewhere".to_string(), "open".to_string()));
     assert_eq!((state(&a, "v2"), state(&b, "v3")), ("elsewhere".to_string(), "elsewhere".to_string()));
@@ -108,7 +85,7 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
 #[test]
 fn a_host_whose_lease_ran_out_goes_on() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 4) else { return };
+    let member = etcd(store.path(), 4);
     let endpoint = member.config().endpoint();
     let a = Grid::new(29);
     a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --name a"));
@@ -120,16 +97,12 @@ fn a_host_whose_lease_ran_out_goes_on() {
     pattern(&data, 4 << 20);
     let status = a.json("status");
     let uri = status["volumes"][0]["uris"][0].as_str().expect("an address");
-    if has_nbdcopy() {
-        nbdcopy(data.to_str().expect("text"), uri);
-    }
+    nbdcopy(data.to_str().expect("text"), uri);
     member.resume().expect("a signal");
     until("the store answers again", || !a.json("status")["metadata"]["trouble"].is_string());
     a.ok("volume create v2 --size 32MiB --layout mirror:2");
     assert_eq!(state(&a, "v1"), "open");
-    if has_nbdcopy() {
-        assert_volume_holds(uri, &data, &a.path("scratch"));
-    }
+    assert_volume_holds(uri, &data, &a.path("scratch"));
 }
 
 /// Two machines, each with a node of two devices, a host and a member of etcd; the third member is a witness. Each of the
@@ -137,7 +110,7 @@ fn a_host_whose_lease_ran_out_goes_on() {
 #[test]
 fn two_machines_and_a_witness() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(mut members) = etcd_cluster(store.path(), 5, 3) else { return };
+    let mut members = etcd_cluster(store.path(), 5, 3);
     let endpoints: Vec<String> = members.iter().map(|m| m.config().endpoint()).collect();
     let etcd = endpoints.join(",");
     let (a, b) = (Grid::new(30), Grid::new(31));
@@ -161,7 +134,7 @@ fn two_machines_and_a_witness() {
 
     // Machine b, with its vote.
     let lost = members.remove(1).kill();
-    kill_host(&b);
+    b.kill_host().expect("it runs");
     b.ok("node kill 2");
     write_anew(&a, &uri, 3);
     members.insert(1, Member::start(lost).expect("etcd starts"));
@@ -171,13 +144,11 @@ fn two_machines_and_a_witness() {
 
     // Machine a, with its vote, and the owner of the volume.
     let lost = members.remove(0).kill();
-    kill_host(&a);
+    a.kill_host().expect("it runs");
     a.ok("node kill 1");
     until("b has taken the volume over", || b.run("volume export v1").status.success());
     until("it is open", || state(&b, "v1") == "open");
-    if has_nbdcopy() {
-        assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
-    }
+    assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
     write_anew(&b, &b.uri("v1"), 4);
     members.insert(0, Member::start(lost).expect("etcd starts"));
     members[0].wait().expect("etcd serves");
@@ -194,7 +165,7 @@ fn live(grid: &Grid, volume: &str, what: &str) -> u64 {
 #[test]
 fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 48) else { return };
+    let member = etcd(store.path(), 48);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(48), Grid::new(49));
     a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
@@ -202,11 +173,9 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
     b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
     until("both use all nodes", || a.node_state(4) == "up" && (1..=4).all(|node| b.node_state(node) == "up"));
     b.ok("volume create v --size 64MiB --layout mirror:2");
-    if has_nbdcopy() {
-        let data = b.path("data");
-        pattern(&data, 48 << 20);
-        nbdcopy(data.to_str().expect("text"), &b.uri("v"));
-    }
+    let data = b.path("data");
+    pattern(&data, 48 << 20);
+    nbdcopy(data.to_str().expect("text"), &b.uri("v"));
     // Where a host is silent for longer than its lease, on a busy machine, nobody asks for what it has.
     let is_refused = |node: u32, why: &str| {
         let output = a.run(&format!("node stop {node}"));
@@ -225,23 +194,21 @@ fn a_node_is_stopped_only_while_volumes_at_other_hosts_can_do_without_it() {
     };
     until("nothing speaks against it", || stops(2));
     until("the volume is whole again", || is_whole(&b, "v") && a.node_state(2) == "up" && b.node_state(2) == "up");
-    if has_nbdcopy() {
-        // Out of reach for host b alone.
-        b.ok("node cut 4");
-        until("host b misses node 4", || live(&b, "v", "degraded_segments") > 0);
-        a.wait_for_node(4, "up");
-        until("it is refused for what b misses", || is_refused(2, "at host b, volume v has"));
-        assert!(a.fails("grid down").contains("is not stopped"), "by another name it is the same");
-        b.ok("node mend 4");
-        until("nothing speaks against it", || stops(2));
-    }
+    // Out of reach for host b alone.
+    b.ok("node cut 4");
+    until("host b misses node 4", || live(&b, "v", "degraded_segments") > 0);
+    a.wait_for_node(4, "up");
+    until("it is refused for what b misses", || is_refused(2, "at host b, volume v has"));
+    assert!(a.fails("grid down").contains("is not stopped"), "by another name it is the same");
+    b.ok("node mend 4");
+    until("nothing speaks against it", || stops(2));
     until("all is as it was", || (1..=4).all(|node| a.node_state(node) == "up"));
     // Nobody knows what a host that hangs has in service, until its lease has run out.
-    let pid = host_pid(&b);
+    let pid = b.pid("host").expect("it runs");
     until("it is refused for what b does not say", || {
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
+        signal(pid, Signal::STOP).expect("stopped");
         let is_so = is_refused(1, "host b does not say");
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("goes on");
+        signal(pid, Signal::CONT).expect("goes on");
         is_so
     });
     until("nothing speaks against it", || stops(1));
@@ -288,7 +255,7 @@ fn machine(grid: &Grid, name: &str) -> Option<serde_json::Value> {
 #[test]
 fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 64) else { return };
+    let member = etcd(store.path(), 64);
     let endpoint = member.config().endpoint();
     let (a, b, c, d) = (Grid::new(60), Grid::new(61), Grid::new(62), Grid::new(63));
     std::fs::write(a.path("holdfast.toml"), "authority.spread = \"off\"\n").expect("written");
@@ -298,17 +265,13 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     until("all use all nodes", || [&a, &b, &c].iter().all(|machine| nodes_up(machine) == [1, 2, 3]));
     a.ok("volume create v1 --size 64MiB --layout mirror:2");
     c.ok("volume create v2 --size 64MiB --layout mirror:2");
-    let (data, copies) = (a.path("data"), has_nbdcopy());
+    let data = a.path("data");
     pattern(&data, 8 << 20);
     let holds = |machine: &Grid, volume: &str| {
-        if copies {
-            assert_volume_holds(&machine.uri(volume), &data, &machine.path("scratch"));
-        }
+        assert_volume_holds(&machine.uri(volume), &data, &machine.path("scratch"));
     };
-    if copies {
-        nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
-        nbdcopy(data.to_str().expect("text"), &c.uri("v2"));
-    }
+    nbdcopy(data.to_str().expect("text"), &a.uri("v1"));
+    nbdcopy(data.to_str().expect("text"), &c.uri("v2"));
     // The whole grid is seen at machine b, and what is done elsewhere is said to be.
     let devices = b.ok("device list");
     assert!(["1/0", "2/0", "3/0"].iter().all(|device| devices.contains(device)), "{devices}");
@@ -326,7 +289,7 @@ fn a_dead_machine_is_removed_at_any_other_and_a_newcomer_has_its_name() {
     assert!(b.fails("machine remove a").contains("key of the grid's authority"));
     share_authority(&a, &b);
 
-    kill_host(&c);
+    c.kill_host().expect("it runs");
     c.ok("node kill 3");
     until("machine c is gone", || machine(&b, "c").is_some_and(|c| c["up"] == false && c["since_s"].is_u64()));
     let list = b.ok("volume list");

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::Value;
 use std::fs;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, is_whole, nbdcopy, pattern, until};
+use support::{Grid, assert_volume_holds, etcd, is_whole, nbdcopy, pattern, until};
 
 fn counters(grid: &Grid) -> (u64, u64) {
     let counters = &grid.json("volume show v1")["live"]["counters"];
@@ -57,9 +57,6 @@ fn lose_and_drain(grid: &Grid) {
 
 #[test]
 fn nodes_make_shards_from_each_other() {
-    if !has_nbdcopy() {
-        return;
-    }
     let grid = Grid::new(GRIDS);
     grid.up("--nodes 5 --devices 1");
     lose_and_drain(&grid);
@@ -68,10 +65,7 @@ fn nodes_make_shards_from_each_other() {
 #[test]
 fn nodes_make_shards_from_each_other_over_tls() {
     let store = tempfile::tempdir().expect("a directory");
-    if !has_nbdcopy() {
-        return;
-    }
-    let Some(member) = etcd(store.path(), 47) else { return };
+    let member = etcd(store.path(), 47);
     let grid = Grid::new(GRIDS + 1);
     let endpoint = member.config().endpoint();
     grid.up(&format!("--nodes 5 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));

@@ -8,21 +8,20 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Grid, etcd, free_ports, text, until};
+use support::{Grid, etcd, free_ports, skip, text, until};
 
 /// A small file system of its own; unmounted with the test.
 struct Small(tempfile::TempDir);
 
 impl Small {
-    /// `None`, and the reason in the test's output, where there can't be any.
+    /// `None`, and the test counts as skipped, where there can't be any.
     fn mount(size: &str) -> Option<Small> {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(dir.path());
         let is_mounted = mount.output().is_ok_and(|output| output.status.success());
         if !is_mounted {
-            // Past the test harness, which keeps back what passing tests print.
-            let _ = writeln!(std::io::stderr(), "skipped: nothing can be mounted here; run this as root");
+            skip("nothing can be mounted here; run this as root");
             return None;
         }
         Some(Small(dir))
@@ -65,10 +64,8 @@ fn processes_of(dir: &Path) -> Vec<u32> {
 #[test]
 fn a_full_file_system_stops_no_reads_leaves_no_process_behind_and_is_over_when_there_is_room() {
     let Some(small) = Small::mount("700m") else { return };
-    let grid = Grid {
-        dir: tempfile::Builder::new().prefix("g").tempdir_in(small.0.path()).unwrap(),
-        port: free_ports(1, 2).to_string(),
-    };
+    let dir = tempfile::Builder::new().prefix("g").tempdir_in(small.0.path()).unwrap();
+    let grid = Grid::in_dir(dir, free_ports(1, 2));
     grid.up_with("128MiB", "--nodes 2 --devices 1");
     grid.ok("volume create v --size 8MiB --layout mirror:2");
     grid.ok("node stop 2 --force");
@@ -105,7 +102,7 @@ fn address_of(grid: &Grid, node: u64) -> (String, String) {
 #[test]
 fn a_machine_gets_another_address_while_the_grid_serves() {
     let store = tempfile::tempdir().unwrap();
-    let Some(member) = etcd(store.path(), 60) else { return };
+    let member = etcd(store.path(), 60);
     let options = format!("--devices 1 --etcd {}", member.config().endpoint());
     let (a, b) = (Grid::new(2), Grid::new(3));
     for (odd, why) in [("0.0.0.0", "stands for all addresses"), ("192.0.2.77", "no address of this machine: it has")] {

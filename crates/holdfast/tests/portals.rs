@@ -4,23 +4,14 @@
 
 mod support;
 
+use holdfast_lab::process::{Signal, signal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use support::{Grid, assert_volume_holds, etcd, has_nbdcopy, nbdcopy, pattern, until};
+use support::{Grid, assert_volume_holds, etcd, nbdcopy, pattern, until};
 
 fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
-}
-
-/// The host's process.
-fn host(grid: &Grid) -> rustix::process::Pid {
-    let pid = grid.json("status")["host"]["pid"].as_i64().expect("it runs") as i32;
-    rustix::process::Pid::from_raw(pid).expect("a process")
-}
-
-fn signal(process: rustix::process::Pid, signal: rustix::process::Signal) {
-    rustix::process::kill_process(process, signal).expect("signalled");
 }
 
 /// A client that writes and reads all the time; any error, and any byte that is not the last one written, fails the test.
@@ -65,10 +56,7 @@ impl Client {
 #[test]
 fn clients_go_on_while_a_volume_is_handed_over() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 23) else { return };
-    if !has_nbdcopy() {
-        return;
-    }
+    let member = etcd(store.path(), 23);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(40), Grid::new(41));
     a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));
@@ -104,16 +92,16 @@ fn clients_go_on_while_a_volume_is_handed_over() {
     two.end();
 
     // A host that is not there any more gets nothing: the volume stays, and its clients with it.
-    let a_host = host(&a);
+    let a_host = a.pid("host").expect("it runs");
     let is_up = |host: &str| {
         let machines = b.json("machine list");
         machines.as_array().expect("machines").iter().any(|machine| machine["name"] == host && machine["up"] == true)
     };
     // On a busy machine its lease may have run out before it is asked.
     until("host a is asked, which hangs", || {
-        signal(a_host, rustix::process::Signal::STOP);
+        signal(a_host, Signal::STOP).expect("signalled");
         let refused = b.fails("volume handover v1 --to a");
-        signal(a_host, rustix::process::Signal::CONT);
+        signal(a_host, Signal::CONT).expect("signalled");
         until("host a is up again", || is_up("a"));
         refused.contains("host a was asked, and")
     });
@@ -125,10 +113,7 @@ fn clients_go_on_while_a_volume_is_handed_over() {
 #[test]
 fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 24) else { return };
-    if !has_nbdcopy() {
-        return;
-    }
+    let member = etcd(store.path(), 24);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(42), Grid::new(43));
     a.up(&format!("--nodes 2 --devices 1 --etcd {endpoint} --name a"));
@@ -140,7 +125,7 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     let client = Client::begin(&b, b.uri("v1"));
     client.goes_on("the client of the portal");
 
-    signal(host(&a), rustix::process::Signal::KILL);
+    a.kill_host().expect("it runs");
     until("host b has taken over", || state(&b, "v1") == "open");
     client.goes_on("the client of the portal, which serves now");
     a.ok("grid up");
@@ -152,11 +137,11 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     client.end();
     let client_of_a = Client::begin(&a, a.uri("v1"));
     client_of_a.goes_on("the client of the host that was dead");
-    let hung = host(&b);
-    signal(hung, rustix::process::Signal::STOP);
+    let hung = b.pid("host").expect("it runs");
+    signal(hung, Signal::STOP).expect("signalled");
     until("host a has taken over", || state(&a, "v1") == "open");
     client_of_a.goes_on("the client of the portal that serves");
-    signal(hung, rustix::process::Signal::CONT);
+    signal(hung, Signal::CONT).expect("signalled");
     until("host b knows", || state(&b, "v1") == "portal");
     client_of_a.goes_on("the client after that");
     client_of_a.end();

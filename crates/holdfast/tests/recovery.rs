@@ -7,13 +7,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use support::*;
 
-fn kill_host(grid: &Grid) {
-    let pid = grid.json("status")["host"]["pid"].as_i64().unwrap();
-    // Nothing is emptied or closed.
-    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-    until("the host is gone", || grid.json("grid status")["host"]["state"] != "up");
-}
-
 fn volume<'a>(report: &'a Value, name: &str) -> &'a Value {
     let volumes = report["volumes"].as_array().unwrap();
     volumes.iter().find(|volume| volume["name"] == name).unwrap_or_else(|| panic!("{name} is in {report}"))
@@ -43,7 +36,8 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     // Copies need not know of what came just now.
     grid.ok("volume create late --size 16MiB");
     assert!(grid.json("status")["volumes"].as_array().unwrap().iter().all(|v| v["live"]["recoverable"] != false));
-    kill_host(&grid);
+    // Nothing is emptied or closed.
+    grid.kill_host().unwrap();
     let refused = grid.fails(&format!("meta import {} --embedded --replace", exported.display()));
     assert!(refused.contains("while the grid was running") && refused.contains("meta recover --from"), "{refused}");
     let refused = grid.fails("meta recover");
@@ -85,7 +79,7 @@ fn a_grid_whose_metadata_file_is_gone_has_all_its_volumes_back() {
     assert_volume_holds(&grid.uri("apart"), &file, &scratch);
 
     // Found while a node is away for good, and taken by command.
-    kill_host(&grid);
+    grid.kill_host().unwrap();
     grid.ok("node stop 3 --force");
     fs::rename(grid.path("devices/node3-0.img"), grid.path("gone")).unwrap();
     let done = grid.json("meta recover --replace --yes");
@@ -148,7 +142,7 @@ fn a_key_is_on_devices_before_anybody_is_told_that_its_volume_is_there() {
     assert!(has_copies(&[&grid], &format!("volume/{}/key", copy["id"].as_str().unwrap()), &first));
     let changed = grid.json(&format!("volume rekey v0 --key-file {second}"));
     assert!(has_copies(&[&grid], &format!("volume/{}/key", changed["id"].as_str().unwrap()), &second));
-    kill_host(&grid);
+    grid.kill_host().unwrap();
     fs::remove_file(grid.path("meta.redb")).unwrap();
     fs::remove_file(grid.path("keys.json")).unwrap();
     grid.ok("meta recover --yes");
@@ -182,7 +176,7 @@ fn a_key_is_on_devices_before_anybody_is_told_that_its_volume_is_there() {
 #[test]
 fn all_of_etcd_is_emptied_under_load_and_every_acknowledged_byte_is_there() {
     let store = tempfile::tempdir().unwrap();
-    let Some(member) = etcd(store.path(), 97) else { return };
+    let member = etcd(store.path(), 97);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(2), Grid::new(3));
     a.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --address 127.0.0.1 --name a"));

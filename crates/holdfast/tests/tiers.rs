@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use support::{Grid, assert_volume_holds, has_nbdcopy, pattern, text, until};
+use support::{Grid, assert_volume_holds, needs, pattern, text, until};
 
 const LEN: usize = 40 << 20;
 const MIB: u64 = 1 << 20;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Small requests go through the log, as a guest's do.
 fn copy_in(grid: &Grid, file: &Path) {
     let uri = grid.uri("vm");
-    let output = Command::new("nbdcopy").arg("--request-size=65536").arg(file).arg(uri).output().unwrap();
+    let output = Command::new(needs("nbdcopy")).arg("--request-size=65536").arg(file).arg(uri).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
@@ -49,9 +49,6 @@ fn what_cannot_be_tiers_is_refused() {
 
 #[test]
 fn data_are_born_in_a_mirror_and_move_on_by_age() {
-    if !has_nbdcopy() {
-        return;
-    }
     let grid = Grid::new(1);
     grid.up("--nodes 4 --devices 1");
     let said = grid.ok("volume create vm --size 512MiB --first-tier mirror:2,64MiB");
@@ -102,9 +99,6 @@ fn data_on(grid: &Grid, volume: &str, of: &[String]) -> u64 {
 
 #[test]
 fn data_are_born_on_flash_and_end_on_disks() {
-    if !has_nbdcopy() {
-        return;
-    }
     let grid = Grid::new(2);
     grid.up("--nodes 3 --devices 2");
     let create = "volume create vm --size 512MiB --first-tier mirror:2,ssd,64MiB --media hdd";

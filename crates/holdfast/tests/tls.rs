@@ -24,9 +24,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{
-    Grid, assert_volume_holds, etcd, has_nbdcopy, has_nbdinfo, holdfast, is_whole, nbdcopy, pattern, text, until,
-};
+use support::{Grid, assert_volume_holds, etcd, holdfast, is_whole, nbdcopy, needs, pattern, text, until};
 
 /// How long a peer that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -204,18 +202,16 @@ fn answer_to(grid: &Grid, shows: Option<[&str; 2]>, says: &[u8]) -> Vec<u8> {
 }
 
 fn write_and_read(grid: &Grid, volume: &str) {
-    if has_nbdcopy() {
-        let (data, scratch) = (grid.path("data"), grid.path("scratch"));
-        pattern(&data, 8 << 20);
-        nbdcopy(data.to_str().expect("text"), &grid.uri(volume));
-        assert_volume_holds(&grid.uri(volume), &data, &scratch);
-    }
+    let (data, scratch) = (grid.path("data"), grid.path("scratch"));
+    pattern(&data, 8 << 20);
+    nbdcopy(data.to_str().expect("text"), &grid.uri(volume));
+    assert_volume_holds(&grid.uri(volume), &data, &scratch);
 }
 
 #[test]
 fn machines_join_by_token_and_share_volumes_over_tls() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 20) else { return };
+    let member = etcd(store.path(), 20);
     let endpoint = member.config().endpoint();
     let a = first(32, &endpoint, 1);
     let (b, c) = (Grid::new(33), Grid::new(34));
@@ -247,9 +243,7 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
     a.ok("volume create v1 --size 64MiB --layout mirror:2");
     write_and_read(&a, "v1");
     b.ok("volume export v1 --takeover");
-    if has_nbdcopy() {
-        assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
-    }
+    assert_volume_holds(&b.uri("v1"), &a.path("data"), &b.path("scratch"));
     write_and_read(&b, "v1");
 
     // A cut cable, as drills make it: the sessions outlive it, or are made anew.
@@ -312,7 +306,7 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
 #[test]
 fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 21) else { return };
+    let member = etcd(store.path(), 21);
     let a = first(35, &member.config().endpoint(), 2);
     a.ok("volume create v1 --size 64MiB --layout mirror:2");
 
@@ -383,7 +377,7 @@ fn whoever_is_not_a_host_of_the_grid_is_refused_and_the_node_serves_on() {
 #[test]
 fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_token_elsewhere() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 22) else { return };
+    let member = etcd(store.path(), 22);
     let endpoint = member.config().endpoint();
     let a = first(36, &endpoint, 1);
     let (b, c) = (Grid::new(37), Grid::new(38));
@@ -483,19 +477,18 @@ fn certificates_are_renewed_and_nodes_added_where_the_authority_is_and_with_a_to
 }
 
 /// What `openssl s_client` makes of a port: whether it ended well, and what it said. It goes on until the other side ends the
-/// connection. Where there is none, the test says why it does not run.
-fn s_client(port: u16, options: &[&str]) -> Option<(bool, String)> {
+/// connection.
+fn s_client(port: u16, options: &[&str]) -> (bool, String) {
     let output = Command::new("timeout")
-        .args(["60", "openssl", "s_client", "-ign_eof", "-connect", &format!("127.0.0.1:{port}")])
+        .arg("60")
+        .arg(needs("openssl"))
+        .args(["s_client", "-ign_eof", "-connect", &format!("127.0.0.1:{port}")])
         .args(options)
         .stdin(Stdio::null())
-        .output();
-    let Some(output) = output.ok().filter(|output| output.status.code() != Some(127)) else {
-        let _ = writeln!(std::io::stderr(), "skipped in part: openssl is not installed");
-        return None;
-    };
+        .output()
+        .expect("it runs");
     assert_ne!(output.status.code(), Some(124), "it was not refused");
-    Some((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
 }
 
 /// A door to a server of NBD for one client that knows nothing of NBD: it asks for TLS, and from there on passes bytes on.
@@ -544,15 +537,13 @@ fn files_that_are_replaced_count(grid: &Grid, nbd: u16) {
     uses(1);
     let warned = warnings();
     assert!(warned.contains("server-cert.pem, ends in 0 days") && warned.contains("whoever has signed it"), "{warned}");
-    if let Some((_, said)) = s_client(past_starttls(nbd), &[]) {
-        let line = own.certificate.lines().nth(3).expect("a line of it");
-        assert!(said.contains(line) && said.contains("alert certificate required"), "{said}");
-    }
+    let (_, said) = s_client(past_starttls(nbd), &[]);
+    let line = own.certificate.lines().nth(3).expect("a line of it");
+    assert!(said.contains(line) && said.contains("alert certificate required"), "{said}");
     fs::remove_file(file("ca-cert.pem")).expect("removed");
     until("it is told of", || log(grid, "host.log").contains("that can't be used, and the old one is used on"));
-    if let Some((is_ok, said)) = s_client(past_starttls(nbd), &[]) {
-        assert!(!is_ok && said.contains("alert certificate required"), "{said}");
-    }
+    let (is_ok, said) = s_client(past_starttls(nbd), &[]);
+    assert!(!is_ok && said.contains("alert certificate required"), "{said}");
     // What the grid's authority has signed and is used up the host makes anew, for the same names.
     let read = |name: &str| fs::read_to_string(grid.path(name)).expect("it is there");
     let kept = Pair { certificate: read("tls/ca.pem"), key: read("tls/ca.key") };
@@ -594,27 +585,26 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
         s_client(port, &options)
     };
-    if let Some((is_ok, said)) = refused_by_node(&[]) {
-        assert!(!is_ok && said.contains("alert certificate required"), "without a certificate: {said}");
-        let (is_ok, said) = refused_by_node(&shows(&host)).expect("openssl");
-        assert!(!is_ok && said.contains("alert"), "of another authority: {said}");
-        let (is_ok, said) = s_client(port, &["-tls1_2"]).expect("openssl");
-        assert!(!is_ok && said.contains("alert"), "an older TLS: {said}");
-        let (is_ok, said) = s_client(past_starttls(nbd), &[]).expect("openssl");
-        assert!(!is_ok && said.contains("alert certificate required"), "NBD without a certificate: {said}");
-        let options = shows(&client);
-        let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        let (is_ok, said) = s_client(past_starttls(nbd), &options).expect("openssl");
-        assert!(!is_ok && said.contains("alert"), "NBD, of another authority: {said}");
-        until("the logs have the reasons", || {
-            let (node, host) = (log(&grid, "node1.log"), log(&grid, "host.log"));
-            ["shows no certificate", "not of this grid's authority", "does not speak TLS 1.3"]
-                .iter()
-                .all(|w| node.contains(w))
-                && host.contains("sent no certificates")
-                && host.contains("BadSignature")
-        });
-    }
+    let (is_ok, said) = refused_by_node(&[]);
+    assert!(!is_ok && said.contains("alert certificate required"), "without a certificate: {said}");
+    let (is_ok, said) = refused_by_node(&shows(&host));
+    assert!(!is_ok && said.contains("alert"), "of another authority: {said}");
+    let (is_ok, said) = s_client(port, &["-tls1_2"]);
+    assert!(!is_ok && said.contains("alert"), "an older TLS: {said}");
+    let (is_ok, said) = s_client(past_starttls(nbd), &[]);
+    assert!(!is_ok && said.contains("alert certificate required"), "NBD without a certificate: {said}");
+    let options = shows(&client);
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let (is_ok, said) = s_client(past_starttls(nbd), &options);
+    assert!(!is_ok && said.contains("alert"), "NBD, of another authority: {said}");
+    until("the logs have the reasons", || {
+        let (node, host) = (log(&grid, "node1.log"), log(&grid, "host.log"));
+        ["shows no certificate", "not of this grid's authority", "does not speak TLS 1.3"]
+            .iter()
+            .all(|w| node.contains(w))
+            && host.contains("sent no certificates")
+            && host.contains("BadSignature")
+    });
     // Bytes that are no TLS, at both; an NBD client that does not ask for it.
     for at in [port, nbd] {
         let mut plain = TcpStream::connect(("127.0.0.1", at)).expect("it listens");
@@ -624,14 +614,12 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
         assert!(!came.starts_with(b"HFW1") && came.len() < 100, "{at}: {} bytes came", came.len());
     }
     files_that_are_replaced_count(&grid, nbd);
-    if has_nbdinfo() {
-        let asked = Command::new("nbdinfo").arg(format!("nbd://127.0.0.1:{nbd}/v1")).output().expect("it runs");
-        assert!(!asked.status.success(), "{}", text(&asked.stdout));
-        let shown = grid.json("grid tls client c");
-        let uri = format!("nbds://127.0.0.1:{nbd}/v1?tls-certificates={}", shown["dir"].as_str().expect("a directory"));
-        let asked = Command::new("nbdinfo").args(["--size", &uri]).output().expect("it runs");
-        assert_eq!(text(&asked.stdout).trim(), "16777216", "{}", text(&asked.stderr));
-    }
+    let asked = Command::new(needs("nbdinfo")).arg(format!("nbd://127.0.0.1:{nbd}/v1")).output().expect("it runs");
+    assert!(!asked.status.success(), "{}", text(&asked.stdout));
+    let shown = grid.json("grid tls client c");
+    let uri = format!("nbds://127.0.0.1:{nbd}/v1?tls-certificates={}", shown["dir"].as_str().expect("a directory"));
+    let asked = Command::new(needs("nbdinfo")).args(["--size", &uri]).output().expect("it runs");
+    assert_eq!(text(&asked.stdout).trim(), "16777216", "{}", text(&asked.stderr));
     until("the host's log has the reason", || log(&grid, "host.log").contains("does not secure its connection"));
     grid.wait_for_node(1, "up");
     write_and_read(&grid, "v1");
@@ -640,7 +628,7 @@ fn openssl_and_who_speaks_no_tls_are_turned_away_at_nodes_and_at_nbd() {
 #[test]
 fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another() {
     let store = tempfile::tempdir().expect("a directory");
-    let Some(member) = etcd(store.path(), 23) else { return };
+    let member = etcd(store.path(), 23);
     let endpoint = member.config().endpoint();
     let a = first(45, &endpoint, 1);
     let b = Grid::new(46);

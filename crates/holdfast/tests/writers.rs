@@ -2,6 +2,8 @@
 
 mod support;
 
+use holdfast_lab::guest::{BLOCK, Guest};
+use holdfast_lab::nbd;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -9,8 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use support::guest::{BLOCK, FLUSH, Guest, Held, TRIM, ZEROES};
-use support::{Grid, etcd, free_ports, has_nbdcopy, text, until};
+use support::{Grid, Held, etcd, free_ports, needs, text, until};
 
 /// NBD's number for a write that is not permitted.
 const EPERM: u32 = 1;
@@ -56,24 +57,22 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     // One client, over the unix socket and over TCP from its machine.
     let paths = || vec![Guest::connect(&grid, "v1"), Guest::connect_tcp([127, 0, 0, 1], tcp, "v1")];
     let (first, mut second) = (Busy::begin(paths()), other(2));
-    let copy = has_nbdcopy().then(|| begin_copy(&grid));
+    let mut copy = begin_copy(&grid);
     let held = Held::begin(&grid, "v1");
     assert_eq!(second.read(0), Ok(1));
     assert_eq!(second.write(0, 2), EPERM);
-    for command in [TRIM, ZEROES] {
+    for command in [nbd::Command::Trim, nbd::Command::WriteZeroes] {
         let cookie = second.ask(command, 0, BLOCK, &[]);
         assert_eq!(second.answer(), (cookie, EPERM));
     }
-    let cookie = second.ask(FLUSH, 0, 0, &[]);
+    let cookie = second.ask(nbd::Command::Flush, 0, 0, &[]);
     assert_eq!(second.answer(), (cookie, 0));
     assert_eq!(second.read(0), Ok(1), "nothing of it was done");
-    if let Some(mut copy) = copy {
-        // It may end before it has read all of it.
-        let _ = copy.stdin.take().unwrap().write_all(&vec![0; 1 << 20]);
-        let copied = copy.wait_with_output().unwrap();
-        assert!(!copied.status.success() && text(&copied.stderr).contains("not permitted"), "{copied:?}");
-        assert_eq!(second.read(0), Ok(1));
-    }
+    // It may end before it has read all of it.
+    let _ = copy.stdin.take().unwrap().write_all(&vec![0; 1 << 20]);
+    let copied = copy.wait_with_output().unwrap();
+    assert!(!copied.status.success() && text(&copied.stderr).contains("not permitted"), "{copied:?}");
+    assert_eq!(second.read(0), Ok(1));
     let shown = grid.json("volume show v1");
     assert!(shown["writer"].is_string() && shown["refused_writer"].is_string(), "{shown}");
     assert!(grid.ok("volume list").contains("was refused to write") && grid.ok("status").contains("--shared"));
@@ -91,7 +90,7 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
 fn begin_copy(grid: &Grid) -> Child {
     let sessions = || grid.json("volume show v1")["sessions"].as_u64();
     let before = sessions();
-    let mut copy = Command::new("nbdcopy");
+    let mut copy = Command::new(needs("nbdcopy"));
     copy.arg("-").arg(grid.uri("v1")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let copy = copy.spawn().unwrap();
     until("it is connected", || sessions() > before);
@@ -125,7 +124,7 @@ fn shared(grid: &Grid, one: &mut Guest, two: &mut Guest) {
 #[test]
 fn a_client_of_another_host_is_another_one_and_the_right_goes_with_the_volume() {
     let store = tempfile::tempdir().unwrap();
-    let Some(member) = etcd(store.path(), 60) else { return };
+    let member = etcd(store.path(), 60);
     let endpoint = member.config().endpoint();
     let (a, b) = (Grid::new(8), Grid::new(10));
     let tcp = |index| SocketAddr::from(([127, 0, 0, 1], free_ports(index, 1)));

@@ -17,7 +17,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// Where it is not installed: a test that did not run has not passed.
 pub fn needs(program: &str) -> PathBuf {
     find(program).unwrap_or_else(|| {
-        panic!("there is no program `{program}` in PATH, and this test needs it: `./x setup`, then `./x test`")
+        panic!("there is no program `{program}` in PATH; `./x setup` brings it, and `./x test` has it in PATH")
     })
 }
 

@@ -4,11 +4,10 @@
 
 use holdfast_base::MetaVersion;
 use holdfast_runtime::meta::conformance::{self, Subject};
-use holdfast_runtime::meta::member::{self, Member, MemberConfig, MemberTls};
+use holdfast_runtime::meta::member::{Member, MemberConfig, MemberTls};
 use holdfast_runtime::meta::{
     Change, EtcdConfig, EtcdError, EtcdStore, EtcdTls, LeaseId, MetaError, MetaStore, Revision, Right, Swap,
 };
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,16 +16,6 @@ use std::time::{Duration, Instant};
 
 /// How long a store may be silent on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Tells, where it can be seen, that a test did not run.
-fn is_missing() -> bool {
-    let missing = member::program().is_none();
-    if missing {
-        // Past the test harness, which keeps back what passing tests print.
-        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
-    }
-    missing
-}
 
 /// Free ports of an address that no other test uses.
 fn ports(last: u8, count: usize) -> Vec<SocketAddr> {
@@ -108,18 +97,12 @@ impl Subject for Alone {
 
 #[test]
 fn etcd_does_what_every_store_must() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     conformance::run(&Alone(alone(dir.path(), 1)));
 }
 
 #[test]
 fn long_lists_come_whole() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let members = [alone(dir.path(), 2)];
     let store = connect(&members);
@@ -137,9 +120,6 @@ fn long_lists_come_whole() {
 
 #[test]
 fn members_may_die_and_hang_and_the_store_serves_on() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let mut members = cluster(dir.path(), 3);
     let store = connect(&members);
@@ -182,9 +162,6 @@ fn followers(members: &[Member]) -> Vec<usize> {
 
 #[test]
 fn what_only_reads_does_not_fail_with_the_member_that_was_asked() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let mut members = cluster(dir.path(), 6);
     swap_in_time(&connect(&members), "kept", MetaVersion::ABSENT, b"value");
@@ -243,9 +220,6 @@ fn swap_in_time(store: &EtcdStore, key: &str, expect: MetaVersion, value: &[u8])
 
 #[test]
 fn a_watch_that_lost_its_member_ends_and_resumes_at_another() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let members = cluster(dir.path(), 4);
     let store = connect(&members);
@@ -292,9 +266,6 @@ fn a_watch_that_lost_its_member_ends_and_resumes_at_another() {
 
 #[test]
 fn a_cluster_behind_tls_lets_in_whom_its_authority_knows() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let authority = Authority::new();
     let (member, (certificate, key)) = alone_behind_tls(dir.path(), 5, &authority);
@@ -344,9 +315,6 @@ fn alone_behind_tls(dir: &Path, last: u8, authority: &Authority) -> (Member, (Ve
 
 #[test]
 fn who_writes_while_users_are_added_is_not_told_so() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let authority = Authority::new();
     let (member, _) = alone_behind_tls(dir.path(), 10, &authority);
@@ -434,9 +402,6 @@ impl Authority {
 
 #[test]
 fn a_full_etcd_says_so_and_goes_on_when_an_operator_has_made_room() {
-    if is_missing() {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a directory");
     let at = ports(61, 2);
     let config = MemberConfig { quota_bytes: Some(1 << 20), ..MemberConfig::alone(dir.path(), at[0], at[1]) };

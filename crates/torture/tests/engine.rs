@@ -1,6 +1,7 @@
 //! The checker against servers whose faults are known: it must be content with a sound one and find out the others.
 
 use anyhow::ensure;
+use holdfast_lab::program::needs;
 use holdfast_torture::engine::{Counts, Engine, Plan, VolumePlan};
 use std::path::Path;
 use std::process::{Child, Command};
@@ -33,7 +34,7 @@ fn spawn_for_good(mut command: Command) -> Child {
 
 fn start(socket: &Path, arguments: &[&str]) -> Server {
     let _ = std::fs::remove_file(socket);
-    let mut command = Command::new("nbdkit");
+    let mut command = Command::new(needs("nbdkit"));
     command.args(["-f", "-U"]).arg(socket).args(arguments);
     let child = spawn_for_good(command);
     let since = Instant::now();
@@ -47,16 +48,6 @@ fn start(socket: &Path, arguments: &[&str]) -> Server {
 fn plan(socket: &Path) -> Plan {
     let volume = VolumePlan { socket: socket.into(), export: String::new(), size_bytes: SIZE_BYTES, connections: 3 };
     Plan { seed: 7, depth: 8, volumes: vec![volume] }
-}
-
-/// False, with a line on the terminal, where nbdkit is missing.
-fn has_nbdkit() -> bool {
-    let found = Command::new("nbdkit").arg("--version").output().is_ok();
-    if !found {
-        use std::io::Write;
-        let _ = writeln!(std::io::stderr(), "skipped: no nbdkit here; ./x setup installs it");
-    }
-    found
 }
 
 /// Keeps requests in flight until so much was done; all of it is answered then.
@@ -81,9 +72,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_sound_server_passes() {
-    if !has_nbdkit() {
-        return;
-    }
     let temp = tempfile::tempdir().expect("a temporary directory");
     let socket = temp.path().join("s");
     let _server = start(&socket, &["memory", "64M"]);
@@ -95,9 +83,6 @@ fn a_sound_server_passes() {
 
 #[test]
 fn a_server_that_forgets_writes_is_found_out() {
-    if !has_nbdkit() {
-        return;
-    }
     let temp = tempfile::tempdir().expect("a temporary directory");
     let socket = temp.path().join("s");
     let _server = start(&socket, &["null", "64M"]);
@@ -108,9 +93,6 @@ fn a_server_that_forgets_writes_is_found_out() {
 
 #[test]
 fn errors_and_stalls_are_found_out() {
-    if !has_nbdkit() {
-        return;
-    }
     let temp = tempfile::tempdir().expect("a temporary directory");
     let socket = temp.path().join("s");
     let _server = start(&socket, &["--filter=error", "memory", "64M", "error-rate=1%", "error=EIO"]);
@@ -160,20 +142,15 @@ fn kill_and_restart(arguments: &[&str]) -> anyhow::Result<()> {
 
 #[test]
 fn a_server_that_keeps_its_bytes_may_be_killed() {
-    if has_nbdkit() {
-        // One request at a time, whosever it is: a read of the page cache sees half of a cell that is just being
-        // written, which no volume does. By itself the filter lets requests of several connections go side by side.
-        kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", "serialize=all-requests", SLOW[1]])
-            .expect("the page cache outlives the process");
-    }
+    // One request at a time, whosever it is: a read of the page cache sees half of a cell that is just being
+    // written, which no volume does. By itself the filter lets requests of several connections go side by side.
+    kill_and_restart(&["--filter=noparallel", SLOW[0], "file", "FILE", "serialize=all-requests", SLOW[1]])
+        .expect("the page cache outlives the process");
 }
 
 #[test]
 fn a_server_that_loses_its_bytes_may_not() {
-    if has_nbdkit() {
-        let error = kill_and_restart(&[SLOW[0], "memory", "64M", SLOW[1]])
-            .expect_err("memory dies with the process")
-            .to_string();
-        assert!(error.contains("mismatch"), "{error}");
-    }
+    let error =
+        kill_and_restart(&[SLOW[0], "memory", "64M", SLOW[1]]).expect_err("memory dies with the process").to_string();
+    assert!(error.contains("mismatch"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! Guests with two paths, against servers whose faults are known: they go over to the other path, and nothing is missed.
 
+use holdfast_lab::program::needs;
 use holdfast_torture::atlas::guests::{Control, Guests, Plan, Seen, VolumePlan, Work};
 use holdfast_torture::atlas::machine::Part;
 use rustix::process::{Pid, Signal};
@@ -47,7 +48,7 @@ fn start(arguments: &[&str]) -> Server {
     let since = Instant::now();
     loop {
         let address = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
-        let mut command = Command::new("nbdkit");
+        let mut command = Command::new(needs("nbdkit"));
         command.args(["-f", "-i", "127.0.0.1", "-p", &address.port().to_string()]).args(arguments);
         let mut server = Server { child: spawn_for_good(command), address };
         while server.child.try_wait().expect("it is our child").is_none() {
@@ -64,16 +65,6 @@ fn start(arguments: &[&str]) -> Server {
 /// Where nobody listens, a connection may get the very port that it goes to, and then is one with itself.
 fn listens(address: SocketAddr) -> bool {
     TcpStream::connect(address).is_ok_and(|stream| stream.local_addr().is_ok_and(|own| own != address))
-}
-
-/// False, with a line on the terminal, where nbdkit is missing.
-fn has_nbdkit() -> bool {
-    let found = Command::new("nbdkit").arg("--version").output().is_ok();
-    if !found {
-        use std::io::Write;
-        let _ = writeln!(std::io::stderr(), "skipped: no nbdkit here; ./x setup installs it");
-    }
-    found
 }
 
 /// Two ways to the same bytes. What keeps them does one request at a time: a page cache would let a read see half of a
@@ -157,9 +148,6 @@ fn go_on_at(control: &Control, part: Part) {
 
 #[test]
 fn guests_go_over_to_the_other_path_when_theirs_ends_or_is_silent() {
-    if !has_nbdkit() {
-        return;
-    }
     let [first, second] = Part::HOSTS;
     let hang = |disk: &Pair, control: &Control| {
         signal(&disk.ways[0], Signal::STOP);
@@ -178,9 +166,6 @@ fn guests_go_over_to_the_other_path_when_theirs_ends_or_is_silent() {
 
 #[test]
 fn two_paths_that_lead_to_different_bytes_are_found_out() {
-    if !has_nbdkit() {
-        return;
-    }
     let servers = [start(&["memory", SIZE]), start(&["memory", SIZE])];
     let seen = run(&servers, |control| wait(|| control.failed()));
     assert!(seen.mismatches > 0 && seen.failures[0].contains("mismatch"), "{seen:?}");
@@ -188,9 +173,6 @@ fn two_paths_that_lead_to_different_bytes_are_found_out() {
 
 #[test]
 fn an_error_is_counted_and_told() {
-    if !has_nbdkit() {
-        return;
-    }
     let disk = pair(&["--filter=error"], &["error-rate=1%", "error=EIO"]);
     let seen = run(&disk.ways, |control| wait(|| control.failed()));
     assert!(seen.errors > 0 && seen.mismatches == 0, "{seen:?}");

@@ -1,8 +1,8 @@
 //! Disks that are slow, fail and die: served by nbdkit, whose filters do that, through FUSE and a loop device.
 
 use crate::page::{Book, Machine};
-use crate::support::guest::{BLOCK, Guest};
-use crate::support::{Loop, assert_volume_holds, has_nbdcopy, nbdcopy, pattern, program, until};
+use crate::support::{Loop, assert_volume_holds, nbdcopy, needs, pattern, program, until};
+use holdfast_lab::guest::{BLOCK, Guest};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,8 +32,8 @@ struct Disk {
 }
 
 impl Disk {
-    /// With filters of nbdkit and their parameters. `None`, and the reason in the test's output, where there is no
-    /// such program.
+    /// With filters of nbdkit and their parameters. `None`, and the test counts as skipped, where there are no loop
+    /// devices.
     fn attach(dir: &Path, name: &str, filters: &[&str]) -> Option<Disk> {
         let path = |kind: &str| dir.join(format!("{name}-{kind}"));
         let (image, socket, mount, failing) = (path("image"), path("socket"), path("mount"), path("failing"));
@@ -41,21 +41,14 @@ impl Disk {
         fs::create_dir(&mount).unwrap();
         let (of_filter, parameters): (Vec<&str>, Vec<&str>) = filters.iter().partition(|word| word.starts_with("--"));
         let parameters = parameters.iter().map(|word| word.replace("FAILING", failing.to_str().unwrap()));
-        let mut server = Command::new("nbdkit");
+        let mut server = Command::new(needs("nbdkit"));
         server.args(["--foreground", "--unix"]).arg(&socket).args(of_filter).arg("file").arg(&image).args(parameters);
-        let mut fuse = Command::new("nbdfuse");
+        let mut fuse = Command::new(needs("nbdfuse"));
         fuse.arg(&mount).arg(format!("nbd+unix:///?socket={}", socket.display()));
-        let quiet = |command: &mut Command| command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().ok();
-        let Some(mut server) = quiet(&mut server) else {
-            eprintln!("skipped: no nbdkit here; ./x setup brings it");
-            return None;
-        };
+        let quiet = |command: &mut Command| command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let server = quiet(&mut server);
         until("nbdkit serves", || socket.exists());
-        let Some(fuse) = quiet(&mut fuse) else {
-            eprintln!("skipped: no nbdfuse here; ./x setup brings it");
-            let _ = server.kill();
-            return None;
-        };
+        let fuse = quiet(&mut fuse);
         let mut disk = Disk { path: path("disk"), failing, device: None, server, fuse, mount };
         until("nbdfuse serves", || disk.mount.join("nbd").exists());
         disk.device = Some(Loop::attach(&disk.mount.join("nbd"), SIZE, &["--direct-io=on"])?);
@@ -163,9 +156,7 @@ fn grid_on(disk: &Disk, data: &Path) -> Machine {
     }
     m.ok("holdfast volume create v --size 32MiB");
     pattern(data, DATA);
-    if has_nbdcopy() {
-        nbdcopy(data.to_str().unwrap(), &m.grid.uri("v"));
-    }
+    nbdcopy(data.to_str().unwrap(), &m.grid.uri("v"));
     m.ok("holdfast volume unexport v");
     m.ok("holdfast volume export v");
     m
@@ -176,20 +167,16 @@ fn rows_about_disks() {
     let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
     let errors = ["--filter=error", "error-pread=EIO", "error-pread-rate=100%", "error-pread-file=FAILING"];
     let disk = |name: &str, filters: &[&str]| Disk::attach(dir.path(), name, filters);
-    let (Some(slow), Some(failing), Some(mut dying)) =
-        (disk("slow", &[]), disk("failing", &errors), disk("dying", &[]))
-    else {
-        return;
-    };
+    let Some(slow) = disk("slow", &[]) else { return };
+    let Some(failing) = disk("failing", &errors) else { return };
+    let Some(mut dying) = disk("dying", &[]) else { return };
     let mut book = Book::of(ROWS);
     let (data, scratch) = (dir.path().join("data"), dir.path().join("scratch"));
     let m = grid_on(&slow, &data);
     let readers = Readers::begin(&m, "v");
     let is_well = || {
         m.is_well();
-        if has_nbdcopy() {
-            assert_volume_holds(&m.grid.uri("v"), &data, &scratch);
-        }
+        assert_volume_holds(&m.grid.uri("v"), &data, &scratch);
     };
 
     let mut row = book.open("A disk is slow");

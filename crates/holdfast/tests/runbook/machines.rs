@@ -1,7 +1,7 @@
 //! Machines, hosts, and etcd with its members: a grid of several machines, each a directory here, with TLS.
 
 use crate::page::{Book, Machine, pid};
-use crate::support::{assert_volume_holds, free_ports, has_nbdcopy, is_whole, nbdcopy, pattern, program, until};
+use crate::support::{assert_volume_holds, free_ports, is_whole, nbdcopy, needs, pattern, program, until};
 use crate::time::{Clock, library};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,13 +85,9 @@ struct Etcd {
 }
 
 impl Etcd {
-    /// Three members. `None`, and the reason in the test's output, where there can't be any.
-    fn start() -> Option<Etcd> {
-        let has = |name: &str| Command::new(name).arg("--help").output().is_ok();
-        if !has("etcd") || !has("etcdctl") {
-            eprintln!("skipped: no etcd or no etcdctl here; ./x setup brings them");
-            return None;
-        }
+    /// Three members.
+    fn start() -> Etcd {
+        ["etcd", "etcdctl"].iter().for_each(|program| drop(needs(program)));
         let port = free_ports(9, 6);
         let member = |n: u16| {
             let m = Machine::new(0);
@@ -106,7 +102,7 @@ impl Etcd {
             (listed(&|(_, member)| member.client.clone()), listed(&|(n, member)| format!("m{n}={}", member.peer)));
         let etcd = Etcd { members, urls, cluster };
         etcd.begin();
-        Some(etcd)
+        etcd
     }
 
     /// As a new cluster, or with what their directories hold.
@@ -174,12 +170,7 @@ fn join(index: u16, at: &Machine, etcd: &Etcd, name: &str) -> Machine {
 
 /// What becomes of a machine whose power is gone.
 fn power_off(m: &Machine) {
-    for entry in fs::read_dir(m.grid.path("run")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        if let Some(what) = name.strip_suffix(".pid") {
-            m.ok(&format!("kill -9 {}", pid(&m.grid, what)));
-        }
-    }
+    m.grid.kill_everything().unwrap();
 }
 
 /// The data that every volume here has.
@@ -198,9 +189,7 @@ impl Data {
 
     fn put(&self, m: &Machine, volume: &str) {
         m.ok(&format!("holdfast volume create {volume} --size 16MiB --layout mirror:2"));
-        if has_nbdcopy() {
-            nbdcopy(self.path.to_str().unwrap(), &m.grid.uri(volume));
-        }
+        nbdcopy(self.path.to_str().unwrap(), &m.grid.uri(volume));
     }
 
     /// What the machine serves is what was written, and nothing is missing.
@@ -215,9 +204,7 @@ impl Data {
     }
 
     fn is_at(&self, uri: &str) {
-        if has_nbdcopy() {
-            assert_volume_holds(uri, &self.path, &self.dir.path().join("scratch"));
-        }
+        assert_volume_holds(uri, &self.path, &self.dir.path().join("scratch"));
     }
 }
 
@@ -322,10 +309,7 @@ fn all_of_etcd(book: &mut Book, machines: &[&Machine], etcd: &Etcd, data: &Data)
 
 /// New certificates, where the authority's key is and where it is not.
 fn certificates(book: &mut Book, a: &Machine, b: &Machine, data: &Data) {
-    let Some(library) = library() else {
-        book.leave_out("The authority's certificate ends");
-        return book.leave_out("A certificate ends");
-    };
+    let library = library();
     let mut row = book.open("A certificate ends");
     let clock = Clock::of(b, &library);
     clock.set("+710d");
@@ -443,7 +427,7 @@ fn first_lost(book: &mut Book, [a, b, c]: [&Machine; 3], data: &Data) {
 
 #[test]
 fn rows_about_machines_and_etcd() {
-    let Some(etcd) = Etcd::start() else { return };
+    let etcd = Etcd::start();
     let mut book = Book::of(ROWS);
     let data = Data::new();
     let a = first(3, &etcd);

@@ -1,14 +1,13 @@
 //! What befalls one machine's grid: its metadata, its releases, its guests, its room.
 
 use crate::page::{Book, Machine, pid};
-use crate::support::guest::{Guest, Held, TRIM, WRITE};
-use crate::support::{
-    assert_volume_holds, free_ports, has_copies, has_nbdcopy, is_whole, nbdcopy, pattern, program, until,
-};
+use crate::support::{Held, assert_volume_holds, free_ports, has_copies, is_whole, nbdcopy, pattern, program, until};
 use holdfast_base::stream::Inbound;
 use holdfast_format::meta::{EXPORT_SUFFIX, VOLUME_PREFIX};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{FrameReader, Refusal, Reply, Request, encode_frame};
+use holdfast_lab::guest::Guest;
+use holdfast_lab::nbd::Command;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -94,17 +93,13 @@ impl Site {
         m.ok("holdfast volume create v --size 32MiB");
         let data = m.path("data");
         pattern(&data, 8 * MIB);
-        if has_nbdcopy() {
-            nbdcopy(data.to_str().unwrap(), &m.grid.uri("v"));
-        }
+        nbdcopy(data.to_str().unwrap(), &m.grid.uri("v"));
         Site { m, data, tcp }
     }
 
     fn is_well(&self) {
         self.m.is_well();
-        if has_nbdcopy() {
-            assert_volume_holds(&self.m.grid.uri("v"), &self.data, &self.m.path("scratch"));
-        }
+        assert_volume_holds(&self.m.grid.uri("v"), &self.data, &self.m.path("scratch"));
     }
 
     fn kill_host(&self) {
@@ -238,7 +233,7 @@ impl Filler {
     /// The error number.
     fn write(&mut self) -> u32 {
         let at = (self.written * MIB) as u64;
-        let cookie = self.guest.ask(WRITE, at, MIB, &vec![self.written as u8; MIB]);
+        let cookie = self.guest.ask(Command::Write, at, MIB, &vec![self.written as u8; MIB]);
         let (of, error) = self.guest.answer();
         assert_eq!(of, cookie);
         self.written += usize::from(error == 0);
@@ -278,9 +273,7 @@ impl Site {
 
     fn has_room(&self) {
         until("there is room", || !self.is_short());
-        if has_nbdcopy() {
-            assert_volume_holds(&self.m.grid.uri("v"), &self.data, &self.m.path("scratch"));
-        }
+        assert_volume_holds(&self.m.grid.uri("v"), &self.data, &self.m.path("scratch"));
     }
 
     /// Of all devices together, above what guests can't have.
@@ -330,7 +323,7 @@ impl Site {
         row.checked(m, &[]);
         filler.holds_all(0);
         // What fstrim does in a guest that has no use for the first eight MiB.
-        let told = filler.guest.ask(TRIM, 0, 8 * MIB, &[]);
+        let told = filler.guest.ask(Command::Trim, 0, 8 * MIB, &[]);
         assert_eq!(filler.guest.answer(), (told, 0), "discards go on");
         program(&m.path("fstrim"), "#!/bin/sh\n[ \"$*\" = -a ]\n");
         row.done(m, &[]);

@@ -176,8 +176,7 @@ fn tell(what: &str) {
 
 /// Of a node (`node2`), or of the `host`.
 pub fn pid(grid: &Grid, process: &str) -> String {
-    let file = std::fs::read(grid.path("run").join(format!("{process}.pid"))).unwrap();
-    serde_json::from_slice::<serde_json::Value>(&file).unwrap()["pid"].to_string()
+    grid.pid(process).unwrap().to_string()
 }
 
 fn said(output: &Output) -> String {
@@ -303,11 +302,6 @@ impl Book {
     pub fn open(&mut self, title: &str) -> Play {
         let row = self.0.remove(title).unwrap_or_else(|| panic!("\"{title}\" is none of these rows, or was played"));
         Play::of(title, row)
-    }
-
-    /// What can't be had here; whoever asks for it has said why.
-    pub fn leave_out(&mut self, title: &str) {
-        self.0.remove(title);
     }
 
     pub fn end(self) {

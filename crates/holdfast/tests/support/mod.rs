@@ -1,22 +1,30 @@
-//! A grid of a test: real processes, small devices, and what clients do to volumes.
+//! A grid of a test: the harness of `lab`, whose failures end the test, and what clients do to volumes.
 
 #![allow(dead_code, reason = "each of the test programs uses a part")]
+#![allow(unused_imports, reason = "as above")]
 
-pub mod guest;
+pub use holdfast_lab::ports::free as free_ports;
+pub use holdfast_lab::program::{find, needs, skip, write as program};
 
-use holdfast_runtime::meta::member::{self, Member, MemberConfig};
+use holdfast_lab::grid;
+use holdfast_lab::guest::{BLOCK, Guest};
+use holdfast_lab::nbd;
+use holdfast_lab::ports;
+use holdfast_runtime::meta::member::{Member, MemberConfig};
 use serde_json::Value;
 use std::fs;
-
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_holdfast");
 
 /// A grid of one test: brought down, whatever happens.
 pub struct Grid {
+    // Dropped first: its processes end before its directory goes.
+    grid: grid::Grid,
     pub dir: tempfile::TempDir,
     pub port: String,
 }
@@ -24,18 +32,23 @@ pub struct Grid {
 impl Drop for Grid {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = fs::read_to_string(self.path("logs/host.log")).unwrap_or_default();
+            let log = self.host_log().unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             eprintln!("the host said last:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
-        }
-        if self.path("grid.json").exists() {
-            let _ = holdfast().args(["grid", "down", "--force", "--dir"]).arg(self.dir.path()).output();
         }
     }
 }
 
+impl Deref for Grid {
+    type Target = grid::Grid;
+
+    fn deref(&self) -> &grid::Grid {
+        &self.grid
+    }
+}
+
 pub fn holdfast() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_holdfast"))
+    Command::new(BINARY)
 }
 
 pub fn text(bytes: &[u8]) -> String {
@@ -44,52 +57,6 @@ pub fn text(bytes: &[u8]) -> String {
 
 /// How long a machine that has much else to do may keep a test waiting.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Ports are handed out in blocks of so many, from these on: below the range that the kernel hands out.
-const BLOCK_PORTS: u16 = 16;
-const PORTS_FROM: u16 = 12_000;
-const BLOCKS: u16 = 1100;
-
-/// Ports that nobody uses, for the `index`-th grid of these tests: the first of a block. That is this process's own as
-/// long as it runs, whoever else tests at the same time.
-pub fn free_ports(index: u16, count: u16) -> u16 {
-    free_ports_at(Ipv4Addr::LOCALHOST, index, count)
-}
-
-/// The same at another address of this machine.
-pub fn free_ports_at(ip: Ipv4Addr, index: u16, count: u16) -> u16 {
-    assert!(count <= BLOCK_PORTS, "a block has {BLOCK_PORTS} ports");
-    let first = (std::process::id() % 110) as u16 * 10 + index;
-    let blocks = (first..first + BLOCKS).map(|block| block % BLOCKS);
-    // Whoever listens there now was left over. Asked by calling there: a listener of our own may be held for a moment
-    // longer by what another test is just starting.
-    let is_free = |base: &u16| (*base..base + BLOCK_PORTS).all(|port| TcpStream::connect((ip, port)).is_err());
-    let mut bases = blocks.filter(|block| take(*block)).map(|block| PORTS_FROM + block * BLOCK_PORTS);
-    bases.find(is_free).expect("free ports")
-}
-
-/// Takes a block, unless it is that of somebody who runs still.
-fn take(block: u16) -> bool {
-    static OURS: Mutex<Vec<fs::File>> = Mutex::new(Vec::new());
-    let dir = std::env::temp_dir().join(format!("holdfast-test-ports-{}", rustix::process::geteuid().as_raw()));
-    fs::create_dir_all(&dir).expect("a directory for locks");
-    let file = fs::File::create(dir.join(block.to_string())).expect("a file to lock");
-    let is_ours = file.try_lock().is_ok();
-    if is_ours {
-        OURS.lock().unwrap_or_else(PoisonError::into_inner).push(file);
-    }
-    is_ours
-}
-
-/// Writes a program, mode 0700. Another process writes it: a file that this one has open for writing may be inherited
-/// by what another test is just starting, and cannot be run meanwhile (ETXTBSY).
-pub fn program(path: &Path, code: &str) {
-    let mut install = Command::new("install");
-    install.args(["-m", "700", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
-    let mut install = install.spawn().unwrap();
-    install.stdin.take().unwrap().write_all(code.as_bytes()).unwrap();
-    assert!(install.wait().unwrap().success(), "{} is not written", path.display());
-}
 
 /// Closes a listener for good: a process that another test was just starting may hold a copy until it runs.
 pub fn give_back(listener: TcpListener) {
@@ -123,11 +90,11 @@ fn is_silent(output: &Output) -> bool {
 
 impl Grid {
     pub fn new(index: u16) -> Grid {
-        Grid { dir: tempfile::Builder::new().prefix("hf").tempdir().unwrap(), port: free_ports(index, 4).to_string() }
+        Grid::in_dir(tempfile::Builder::new().prefix("hf").tempdir().unwrap(), free_ports(index, 4))
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+    pub fn in_dir(dir: tempfile::TempDir, port: u16) -> Grid {
+        Grid { grid: grid::Grid::new(Path::new(BINARY), dir.path()).ended(), dir, port: port.to_string() }
     }
 
     /// Runs a command. One that only looks is given again where a busy machine let the host be silent for too long.
@@ -135,8 +102,7 @@ impl Grid {
         let is_look = LOOKS.iter().any(|look| line.starts_with(look));
         let end = Instant::now() + PATIENCE;
         loop {
-            let mut command = holdfast();
-            let output = command.args(line.split_whitespace()).arg("--dir").arg(self.dir.path()).output().unwrap();
+            let output = self.told(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
             if !is_look || !is_silent(&output) || Instant::now() > end {
                 return output;
             }
@@ -207,7 +173,7 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// `None`, and the reason in the test's output, where there can't be any.
+    /// `None`, and the test counts as skipped, where there can't be any.
     pub fn attach(file: &Path, size: u64, options: &[&str]) -> Option<Loop> {
         if !file.exists() {
             fs::File::create(file).unwrap().set_len(size).unwrap();
@@ -220,9 +186,7 @@ impl Loop {
                 return Some(Loop { device: PathBuf::from(text(&output.stdout).trim()) });
             }
         }
-        // Past the test harness, which keeps back what passing tests print.
-        let _ =
-            writeln!(std::io::stderr(), "skipped: no loop devices here; run this as root where the kernel has them");
+        skip("no loop devices here; run this as root where the kernel has them");
         None
     }
 
@@ -264,24 +228,8 @@ pub fn is_whole(grid: &Grid, volume: &str) -> bool {
     live["degraded_segments"] == 0 && live["at_risk_entries"] == 0
 }
 
-pub fn has_nbdcopy() -> bool {
-    let found = Command::new("nbdcopy").arg("--version").output().is_ok();
-    if !found {
-        eprintln!("SKIPPED in part: nbdcopy (package libnbd-bin) is not installed, so no data is written and compared");
-    }
-    found
-}
-
-pub fn has_nbdinfo() -> bool {
-    let found = Command::new("nbdinfo").arg("--version").output().is_ok();
-    if !found {
-        eprintln!("SKIPPED in part: nbdinfo (package libnbd-bin) is not installed, so no such client is turned away");
-    }
-    found
-}
-
 pub fn nbdcopy(from: &str, to: &str) {
-    let output = Command::new("nbdcopy").args([from, to]).output().unwrap();
+    let output = Command::new(needs("nbdcopy")).args([from, to]).output().unwrap();
     assert!(output.status.success(), "nbdcopy {from} {to}: {}", text(&output.stderr));
 }
 
@@ -303,22 +251,18 @@ pub fn assert_volume_holds(uri: &str, original: &Path, scratch: &Path) {
     assert!(got.len() >= want.len() && got[..want.len()] == want[..], "the volume holds other bytes");
 }
 
-/// An etcd of one's own, on 127.0.8.`last`; where there is none, the test says why it does not run.
-pub fn etcd(dir: &Path, last: u8) -> Option<Member> {
-    etcd_cluster(dir, last, 1)?.pop()
+/// An etcd of one's own, on 127.0.8.`last`.
+pub fn etcd(dir: &Path, last: u8) -> Member {
+    etcd_cluster(dir, last, 1).remove(0)
 }
 
 /// As many members that form a cluster, one an address from 127.0.8.`first` on.
-pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Option<Vec<Member>> {
-    if member::program().is_none() {
-        // Past the test harness, which keeps back what passing tests print.
-        let _ = writeln!(std::io::stderr(), "skipped: no etcd here; ./x setup brings it");
-        return None;
-    }
+pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Vec<Member> {
+    needs("etcd");
     let addresses: Vec<[SocketAddr; 2]> = (first..first + count)
         .map(|last| {
             let ip = Ipv4Addr::new(127, 0, 8, last);
-            let port = free_ports_at(ip, u16::from(last), 2);
+            let port = ports::free_at(ip, u16::from(last), 2);
             [port, port + 1].map(|port| SocketAddr::from((ip, port)))
         })
         .collect();
@@ -337,5 +281,36 @@ pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Option<Vec<Member>> {
     let start = |config| Member::start(config).expect("etcd starts");
     let mut members: Vec<Member> = addresses.iter().enumerate().map(config).map(start).collect();
     members.iter_mut().for_each(|member| member.wait().expect("etcd serves"));
-    Some(members)
+    members
+}
+
+/// A write of this process that is under way, and stays so. Nobody may follow its client as one that is quiet, however
+/// long a busy machine keeps that from writing.
+pub struct Held<'a> {
+    grid: &'a Grid,
+    volume: &'a str,
+    guest: Guest,
+    asked: u32,
+}
+
+impl Held<'_> {
+    /// Behind the first 8 MiB of a volume that the grid's own host serves.
+    pub fn begin<'a>(grid: &'a Grid, volume: &'a str) -> Held<'a> {
+        grid.ok(&format!("volume filter add {volume} delay:write=3600s,range=8MiB..9MiB"));
+        let mut guest = Guest::connect(grid, volume);
+        let asked = guest.ask(nbd::Command::Write, 8 << 20, BLOCK, &[1; BLOCK]);
+        let told = || grid.json(&format!("volume filter list {volume}"));
+        until("a write is under way", || told()["filters"][0]["counters"]["held now"] == 1);
+        Held { grid, volume, guest, asked }
+    }
+
+    pub fn end(self) {
+        self.grid.ok(&format!("volume filter remove {}", self.volume));
+        self.answered();
+    }
+
+    /// A hand-over has it done.
+    pub fn answered(mut self) {
+        assert_eq!(self.guest.answer(), (self.asked, 0));
+    }
 }
