@@ -40,6 +40,10 @@ struct Arguments {
     #[arg(long)]
     nodes: Option<u32>,
 
+    /// Reactors of the host [default: one or two, by the seed]
+    #[arg(long)]
+    reactors: Option<u32>,
+
     /// Hosts and nodes talk over TLS
     #[arg(long)]
     tls: bool,
@@ -160,6 +164,9 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
 }
 
 fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
+    let drawn = random.between(1, 2) as u32;
+    let reactors = arguments.reactors.unwrap_or(drawn);
+    grid.set_host_setting("cpu.reactors", &reactors.to_string())?;
     let mut volumes = Vec::new();
     for (name, layout, mib) in VOLUMES {
         grid.create_volume(name, mib, layout)?;
@@ -184,7 +191,7 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
     engine.reconnect()?;
     engine.sweep().context("while everything was read back after a clean stop and start")?;
     engine.disconnect();
-    Ok(summary(&engine, &report, ahead_bytes))
+    Ok(format!("{reactors} reactors, {}", summary(&engine, &report, ahead_bytes)))
 }
 
 /// The one volume of a run, and what asks for its bytes.
