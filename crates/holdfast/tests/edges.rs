@@ -3,11 +3,12 @@
 
 mod support;
 
-use rustix::net::{AddressFamily, SocketType};
+use holdfast_lab::guest::connect_from;
+use holdfast_lab::nbd::{self, Client, Receiver};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -23,51 +24,23 @@ const IDLE_COUNT: usize = 1100;
 /// Places of a volume that one address can have: half of what is not kept for this machine's own clients.
 const SHARE: usize = 112;
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
-
 /// A connection to the port from one of this machine's loopback addresses.
 fn from(address: [u8; 4], port: u16) -> TcpStream {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::from(address), 0)).expect("an address of our own");
-    rustix::net::connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).expect("the host listens");
-    let stream = TcpStream::from(socket);
+    let stream = connect_from(address, (Ipv4Addr::LOCALHOST, port).into()).expect("the host listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream
 }
 
 /// Opens an export, or says why not.
-fn open<S: Stream>(mut stream: S, export: &str) -> Result<S, String> {
-    let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).map_err(|e| e.to_string())?;
-    let data = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
-    let go = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &7u32.to_be_bytes(), &(data.len() as u32).to_be_bytes(), &data];
-    stream.write_all(&go.concat()).map_err(|e| e.to_string())?;
-    loop {
-        let mut head = [0; 20];
-        stream.read_exact(&mut head).map_err(|e| e.to_string())?;
-        let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
-        let mut data = vec![0; number(16) as usize];
-        stream.read_exact(&mut data).map_err(|e| e.to_string())?;
-        match number(12) {
-            1 => return Ok(stream),
-            kind if kind >> 31 == 1 => return Err(text(&data)),
-            _ => {}
-        }
-    }
+fn open<S: Read + Write>(stream: S, export: &str) -> Result<Receiver<S>, String> {
+    Client::open(stream, export, false).map(Client::into_receiver).map_err(|error| format!("{error:#}"))
 }
 
 /// Reads a block; gives the error of the answer.
-fn read(stream: &mut impl Stream, offset: u64) -> u32 {
-    let request = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 4], &[7; 8], &offset.to_be_bytes(), &4096u32.to_be_bytes()];
-    stream.write_all(&request.concat()).expect("sent");
-    let mut head = [0; 16];
-    stream.read_exact(&mut head).expect("an answer");
-    let error = u32::from_be_bytes(head[4..8].try_into().expect("four bytes"));
-    if error == 0 {
-        stream.read_exact(&mut [0; 4096]).expect("a block");
-    }
-    error
+fn read<S: Read + Write>(client: &mut Receiver<S>, offset: u64) -> u32 {
+    let request = nbd::encode(nbd::Command::Read, false, 7, offset, 4096, &[]);
+    client.stream.write_all(&request).expect("sent");
+    client.receive().expect("an answer").expect("the host does not close").error
 }
 
 fn succeeds(program: &str, arguments: &[&str]) {

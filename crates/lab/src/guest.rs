@@ -2,7 +2,7 @@
 
 use crate::grid::Grid;
 use crate::nbd::{self, Client, Command, Receiver};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
@@ -91,7 +91,8 @@ impl Guest {
     }
 }
 
-fn connect_from(from: [u8; 4], to: SocketAddr) -> rustix::io::Result<TcpStream> {
+/// A connection from one of this machine's addresses.
+pub fn connect_from(from: [u8; 4], to: SocketAddr) -> io::Result<TcpStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddr::from((from, 0)))?;
