@@ -262,6 +262,7 @@ impl<M: Machine> World<M> {
         let mut effects = std::mem::take(&mut self.host_effects);
         let done = act(&mut slot.machine, self.now, &mut effects);
         self.handled += 1;
+        self.longest_slice = self.longest_slice.max(slot.machine.last_turn().sliced);
         if self.handled.is_multiple_of(VERIFIED_EVERY) {
             slot.machine.verify();
         }

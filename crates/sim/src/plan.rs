@@ -115,6 +115,7 @@ pub struct Plan {
     /// Nodes are away for up to 1.5 s.
     pub rebuild_after: Duration,
     pub fold_runs: usize,
+    pub slice_runs: usize,
     pub requests: u32,
     pub depth: usize,
     pub think_us: u64,
@@ -182,6 +183,7 @@ impl Plan {
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),
             fold_runs: 8 << prng.below(6),
+            slice_runs: *Prng::new(seed ^ 0x511ce).pick(&[1, 64, 4096]),
             batch_records_max: *prng.pick(&[1, 4, 512]),
             read_ahead_bytes: *Prng::new(seed ^ 0xa4ead).pick(&[0, 64 << 10, 256 << 10, 1 << 20]),
             search_step: *Prng::new(seed ^ 0x5ea4c).pick(&[4, 16, 2_048]),

@@ -220,7 +220,7 @@ impl Run {
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);
         config.search_step = plan.search_step;
-        config.fold_runs_min = plan.fold_runs;
+        (config.fold_runs_min, config.slice_runs_max) = (plan.fold_runs, plan.slice_runs);
         config.rebuild_after = plan.rebuild_after;
         (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);
         config.slow_after = plan.slow_after;

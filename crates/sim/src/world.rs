@@ -19,7 +19,7 @@ use crate::trace::Trace;
 use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng};
 use holdfast_format::wire::Reply;
 use holdfast_store as store;
-use holdfast_volume::{Effect, Event, Notice, Seal};
+use holdfast_volume::{Effect, Event, Notice, Seal, Turn};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -35,6 +35,11 @@ pub trait Machine {
     /// What it has encrypted since the last call.
     fn take_seals(&mut self) -> Vec<Seal> {
         Vec::new()
+    }
+
+    /// The most work that a part of it did in the last turn.
+    fn last_turn(&self) -> Turn {
+        Turn::default()
     }
 }
 
@@ -53,6 +58,10 @@ impl Machine for holdfast_volume::Controller {
 
     fn take_seals(&mut self) -> Vec<Seal> {
         holdfast_volume::Controller::take_seals(self)
+    }
+
+    fn last_turn(&self) -> Turn {
+        holdfast_volume::Controller::last_turn(self)
     }
 }
 
@@ -186,6 +195,8 @@ pub struct World<M> {
     pub(crate) host_effects: Effects<Effect>,
     /// Events that machines have handled.
     pub(crate) handled: u64,
+    /// The most work that one of them has done in one of what goes in slices.
+    pub longest_slice: usize,
     pub grid: GridId,
     pub(crate) asks: BTreeMap<u64, NodeAsk>,
     pub(crate) next_ask: u64,
@@ -218,6 +229,7 @@ impl<M: Machine> World<M> {
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             handled: 0,
+            longest_slice: 0,
             grid: GridId(0x1001),
             asks: BTreeMap::new(),
             next_ask: 0,

@@ -65,6 +65,8 @@ pub struct Config {
     pub search_step: usize,
     /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
     pub fold_runs_min: usize,
+    /// Runs of leaves and overlay that maintenance goes through in one turn: about a millisecond of guests' waiting.
+    pub slice_runs_max: usize,
     /// How long a node may be away before what it held is made again elsewhere.
     pub rebuild_after: Duration,
     /// How long a scrub of all shards takes.
@@ -104,6 +106,7 @@ impl Config {
             clean_dead_per_mille: 850,
             search_step: 16_384,
             fold_runs_min: 4096,
+            slice_runs_max: 4096,
             rebuild_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(14 * 24 * 3600),
             mark_every: Duration::from_secs(600),

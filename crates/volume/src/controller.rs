@@ -53,6 +53,7 @@ use crate::space::{
     DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, TierUse, Topology,
     movable_payload_bytes,
 };
+use crate::turn::Turn;
 use crate::wants::Wants;
 use holdfast_base::time::earliest;
 use holdfast_base::{
@@ -138,6 +139,7 @@ pub struct Controller {
     last_tick: Instant,
     was_busy: bool,
     judge_from: Instant,
+    pub(crate) turn: Turn,
 }
 
 impl Controller {
@@ -189,6 +191,7 @@ impl Controller {
             last_tick: Instant::ZERO,
             was_busy: false,
             judge_from: Instant::ZERO,
+            turn: Turn::default(),
             wants: Wants::default(),
             basis: Basis::new(config),
         }
@@ -197,6 +200,7 @@ impl Controller {
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         self.basis.now = self.basis.now.max(now);
+        self.turn = Turn::default();
         match event {
             Event::Open => self.begin_opening(out),
             Event::Warm => self.begin_preload(out),
@@ -233,14 +237,18 @@ impl Controller {
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             State::Deposed | State::Closed => self.release_deadline(),
-            _ => {
-                let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
-                let writes = earliest(self.direct.deadline(), self.writes.deadline());
-                let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
-                let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
-                earliest(Some(self.last_tick + pace), earliest(writes, others))
-            }
+            _ => earliest(Some(self.tick_deadline()), self.slice_deadline()),
         }
+    }
+
+    /// When all is looked at.
+    fn tick_deadline(&self) -> Instant {
+        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
+        let writes = earliest(self.direct.deadline(), self.writes.deadline());
+        let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
+        let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
+        let tick = self.last_tick + pace;
+        earliest(writes, others).map_or(tick, |at| at.min(tick))
     }
 
     fn is_busy(&self) -> bool {
@@ -265,6 +273,11 @@ impl Controller {
 
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// The most work of maintenance that was done in the last turn.
+    pub fn last_turn(&self) -> Turn {
+        self.turn
     }
 
     pub(crate) fn root(&self) -> &Root {
@@ -616,7 +629,7 @@ impl Controller {
 
     pub(crate) fn on_audit_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
         let (now, is_busy) = (self.basis.now, self.guests_are_at_work());
-        self.care.audit.on_leaf(now, is_busy, self.map.generation(), no, leaf, error);
+        self.care.audit.on_leaf(now, is_busy, self.map.directory().get(no), no, leaf, error);
     }
 
     fn finish_audit(&mut self, out: Out) {
@@ -1108,6 +1121,7 @@ impl Controller {
         self.drive_roll(out);
         self.drive_destage(out);
         self.drive_fork(out);
+        self.drive_slice(out);
         self.drive_checkpoint(out);
         self.drive_cleaner(out);
         self.drive_repair(out);

@@ -15,6 +15,7 @@ mod peers;
 mod segment;
 mod sharing;
 mod space;
+mod turn;
 mod wants;
 
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
@@ -30,3 +31,4 @@ pub use segment::encrypt::Seal;
 pub use sharing::group::{Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use space::claims::Claim;
 pub use space::{DEAD_PER_MILLE_MIN, TierUse, claims, protect, reserve_bytes, spare_bytes};
+pub use turn::Turn;

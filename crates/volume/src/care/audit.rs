@@ -15,7 +15,9 @@
 //! rest of twenty times its length.
 
 use super::shares::{Said, Shares, Tally};
-use crate::map::{LEAF_BLOCKS, LayerTable, Leaf, LeafNo, Map, Mapped, Naming, Piece, Pins, Place, keys_of, leaf_in};
+use crate::map::{
+    LEAF_BLOCKS, LayerTable, Leaf, LeafNo, LeafPointer, Map, Mapped, Naming, Piece, Pins, Place, keys_of, leaf_in,
+};
 use crate::segment::fetch::FetchError;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
@@ -176,18 +178,16 @@ impl Audit {
     }
 
     fn missing(&mut self, map: &Map, leaves: &[LeafNo]) -> Vec<LeafNo> {
-        let generation = map.generation();
         let round = self.round.as_mut().expect("a round under way");
-        if round.pins.generation != generation {
-            round.pins = Pins { generation, ..Pins::default() };
-        }
         let mut missing = Vec::new();
-        for no in leaves.iter().filter(|no| map.directory().contains(**no)) {
-            if !round.pins.leaves.contains_key(no) {
-                match map.peek(*no) {
-                    Some(leaf) => drop(round.pins.leaves.insert(*no, leaf)),
-                    None => missing.push(*no),
-                }
+        for no in leaves {
+            let Some(pointer) = map.directory().get(*no).filter(|pointer| round.pins.get(*no, *pointer).is_none())
+            else {
+                continue;
+            };
+            match map.peek(*no) {
+                Some(leaf) => round.pins.hold(*no, pointer, leaf),
+                None => missing.push(*no),
             }
         }
         missing
@@ -197,7 +197,7 @@ impl Audit {
         &mut self,
         now: Instant,
         guests_are_at_work: bool,
-        generation: u64,
+        pointer: Option<LeafPointer>,
         no: LeafNo,
         leaf: Option<Arc<Leaf>>,
         error: Option<FetchError>,
@@ -206,12 +206,12 @@ impl Audit {
         if !round.pending.remove(&no) {
             return;
         }
-        match leaf {
-            Some(leaf) if round.pins.generation == generation => drop(round.pins.leaves.insert(no, leaf)),
+        match (leaf, pointer) {
+            (Some(leaf), Some(pointer)) => round.pins.hold(no, pointer, leaf),
             // The base has changed meanwhile: the place is looked at anew.
-            Some(_) => {}
-            None if error == Some(FetchError::Gone) => {}
-            None => {
+            (Some(_), None) => {}
+            (None, _) if error == Some(FetchError::Gone) => {}
+            (None, _) => {
                 self.round = None;
                 self.due = Some(now + AFTER_FAILURE);
                 return;
@@ -235,9 +235,9 @@ impl Audit {
         let mut said: BTreeMap<ObjectId, Said> = BTreeMap::new();
         for layer in layers {
             let no = leaf_in(LeafNo(place), *layer);
-            let leaf = round.pins.leaves.remove(&no);
-            if let Some(leaf) = &leaf {
-                let pointer = map.directory().get(no).expect("the leaf is in the directory");
+            let pointer = map.directory().get(no);
+            let leaf = pointer.map(|pointer| round.pins.get(no, pointer).expect("none is missing"));
+            if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
                 *round.named.entry(pointer.segment).or_default() += i64::from(pointer.len_bytes);
                 for (segment, blocks) in leaf.blocks_by_segment() {
                     *round.named.entry(segment).or_default() += blocks as i64;
@@ -245,12 +245,13 @@ impl Audit {
                 round.hides_too_much |= map.hides_too_much(no, leaf);
             }
             if shares {
-                said.insert(*layer, said_by(map, no, leaf.as_deref()));
+                said.insert(*layer, said_by(map, no, leaf.map(|leaf| &**leaf)));
             }
         }
         if shares {
             round.tally.add(&said);
         }
+        round.pins.release_all();
         round.place = place + 1;
     }
 

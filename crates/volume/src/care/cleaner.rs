@@ -423,7 +423,7 @@ impl Cleaner {
         self.pass = Some(Pass {
             id,
             victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
-            pins: Pins { generation: around.map.generation(), ..Pins::default() },
+            pins: Pins::default(),
             leaves_pending: BTreeSet::new(),
             moves: Vec::new(),
             parts: Vec::new(),
@@ -533,7 +533,8 @@ impl Cleaner {
         }
         match leaf {
             Some(leaf) => {
-                pass.pins.leaves.insert(no, leaf);
+                let pointer = around.map.directory().get(no).expect("a leaf that was just read is in the directory");
+                pass.pins.hold(no, pointer, leaf);
             }
             None => pass.failed |= error == Some(FetchError::Lost),
         }

@@ -192,13 +192,10 @@ impl Controller {
         error: Option<FetchError>,
         out: Out,
     ) {
-        let generation = self.map.generation();
+        let pointer = self.map.directory().get(no);
         let Some(op) = self.reads.get_mut(token) else { return };
-        if op.pins.generation != generation {
-            op.pins = Pins { generation, ..Pins::default() };
-        }
-        if let Some(leaf) = leaf {
-            op.pins.leaves.insert(no, leaf);
+        if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
+            op.pins.hold(no, pointer, leaf);
         }
         if error == Some(FetchError::Lost) {
             op.failed = error;

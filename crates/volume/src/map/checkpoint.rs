@@ -1,31 +1,27 @@
 //! Checkpoints: the state of the map as of an LSN, in metadata segments, named by a record in the log.
 //!
 //! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> writing (the runs of
-//! the checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes at one instant, when
-//! the new leaves are durable and the state is captured; a crash at any point leaves the previous checkpoint whole.
+//! the checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes leaf by leaf, when the
+//! new ones are durable, and then the state is captured; a crash at any point leaves the previous checkpoint whole.
 //!
 //! A run is full (everything) or a delta (what changed since the last run); a chain is a full run and its deltas.
 //!
 //! Protocol rules 15 (trim point), 18 (nothing that the last durable checkpoint names is freed), 24 (sorted deltas).
 
-use super::fold::{Choice, MergedLeaf, NewLeaf};
+use super::folding::Fold;
 use super::layers::LayerTable;
-use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place};
-use super::leafload::LeafWaiter;
-use super::merge::Going;
+use super::leaf::{LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Place};
 use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::log::window::Done;
-use crate::segment::fetch::FetchError;
 use crate::segment::writer::{JobKind, Work};
 use crate::segment::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, ObjectId, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, crc32c};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have
@@ -89,37 +85,19 @@ pub(crate) struct RunPart {
 }
 
 #[derive(Debug, Default)]
-enum Stage {
+pub(super) enum Stage {
     #[default]
     Idle,
-    Folding(Fold),
+    Folding(Box<Fold>),
     Writing(Writing),
     Recording,
-}
-
-#[derive(Debug, Default)]
-struct Fold {
-    leaves: BTreeMap<LeafNo, Option<Arc<Leaf>>>,
-    pending: BTreeSet<LeafNo>,
-    going: Going,
-    /// Written anew although nothing of them changes.
-    narrow: BTreeSet<LeafNo>,
-    /// So are these, which lie between others: the segments that they leave are dead as a whole.
-    between: BTreeSet<LeafNo>,
-    /// Where the round has come to: from here on, and then from the start.
-    from: LeafNo,
-    /// Set once merged: LSN of the state that the new leaves contain.
-    captured: Lsn,
-    merged: Vec<MergedLeaf>,
-    /// What leaves said that go with their layer.
-    dropped: Vec<(LeafNo, Option<Arc<Leaf>>)>,
 }
 
 /// Parts in one payload: (first block, bytes, checksum).
 pub(crate) type PartIndex = Vec<(u32, u32, u32)>;
 
 #[derive(Debug)]
-struct Writing {
+pub(super) struct Writing {
     lsn: Lsn,
     full: bool,
     /// By job.
@@ -132,21 +110,23 @@ struct Writing {
 pub(crate) struct Checkpointer {
     pub(crate) durable: Checkpoint,
     pub(crate) last_roll: Instant,
-    folded_last: Instant,
+    pub(super) folded_last: Instant,
     /// The last fold: leaves' bytes that it wrote, runs that it took out of the overlay, and when it was done.
-    last_fold: (u64, u64),
-    fold_done_at: Instant,
+    pub(super) last_fold: (u64, u64),
+    pub(super) fold_done_at: Instant,
+    /// When work that is done in slices goes on.
+    pub(super) slice_at: Option<Instant>,
     looked_at: Instant,
     pub(crate) captured: Lsn,
     journal_fill: u8,
     bytes_at_capture: u64,
     started_at: Instant,
-    fold_cursor: u64,
+    pub(super) fold_cursor: u64,
     /// Of leaves that were folded since the last checkpoint.
-    bytes_in_row: u64,
-    folded_leaves: Vec<LeafNo>,
-    folded_at: Lsn,
-    stage: Stage,
+    pub(super) bytes_in_row: u64,
+    pub(super) folded_leaves: Vec<LeafNo>,
+    pub(super) folded_at: Lsn,
+    pub(super) stage: Stage,
     condemned: Condemned,
     /// Homes of segments whose free record is in the log.
     pub(crate) freeing: Condemned,
@@ -233,7 +213,7 @@ impl Controller {
     /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it
     /// takes more memory than it may. A row of them returns no room and shortens no log: it ends before either is
     /// missed.
-    fn folds_on(&self, bytes: u64, runs: u64) -> bool {
+    pub(super) fn folds_on(&self, bytes: u64, runs: u64) -> bool {
         let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
         let has_time = self.basis.now.since(self.checkpointer.started_at) < ROW_MAX
             && grown < self.basis.config.writeback_bytes_max / 4
@@ -299,7 +279,7 @@ impl Controller {
     }
 
     /// Some of the leaves that lie in segments of too few copies, or too damaged ones.
-    fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
+    pub(super) fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
         let is_narrow = |no: &SegmentNo| {
             let is_narrow = self.segments.get(*no).is_some_and(|s| self.topology().could_be_wider(&s.geometry));
             is_narrow || self.care.repairer.is_stuck(*no)
@@ -313,174 +293,10 @@ impl Controller {
         self.map.directory.iter().filter(lies_there).map(|(no, _)| no).take(NARROW_LEAVES_MAX).collect()
     }
 
-    // ---- folding ----
-
-    fn begin_fold(&mut self, out: Out) {
-        self.wants.fold = false;
-        self.checkpointer.folded_last = self.basis.now;
-        let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
-        let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
-        let in_log = self.log.undestaged_count();
-        let Choice { leaves: mut chosen, between, next } =
-            self.map.choose_leaves(self.checkpointer.fold_cursor, in_log, bytes_max);
-        self.checkpointer.fold_cursor = next.unwrap_or(0);
-        // Data still in the log counts as unfolded when it is destaged: its commit says so.
-        self.map.unfolded = next.is_some();
-        let narrow = self.narrow_leaves();
-        chosen.extend(narrow.iter().chain(&between).copied());
-        if !self.map.unfolded {
-            self.map.shadow.on_all_folded();
-        }
-        let written: Vec<ObjectId> = self.direct.layers().collect();
-        let going = self.map.choose_leaves_that_go(&written);
-        let mut fold = Fold { going, narrow, between, from, ..Fold::default() };
-        let mut missing = Vec::new();
-        for no in chosen.into_iter().chain(fold.going.leaves()).collect::<BTreeSet<LeafNo>>() {
-            let leaf = if self.map.directory.contains(no) {
-                let cached = self.map.leaves.get(no);
-                if cached.is_none() {
-                    missing.push(no);
-                }
-                cached
-            } else {
-                None
-            };
-            fold.leaves.insert(no, leaf);
-        }
-        fold.pending = missing.iter().copied().collect();
-        self.checkpointer.stage = Stage::Folding(fold);
-        if missing.is_empty() {
-            return self.merge_leaves(out);
-        }
-        self.load_leaves(&missing, LeafWaiter::Fold, out);
-    }
-
-    pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        if !fold.pending.remove(&no) {
-            return;
-        }
-        match (leaf, error) {
-            (Some(leaf), _) => {
-                fold.leaves.insert(no, Some(leaf));
-            }
-            // A leaf that can't be read is left as it is; what is over it stays in the overlay, for another fold.
-            (None, _) => {
-                fold.leaves.remove(&no);
-                self.map.unfolded = true;
-            }
-        }
-        if fold.pending.is_empty() {
-            self.merge_leaves(out);
-        }
-    }
-
-    fn merge_leaves(&mut self, out: Out) {
-        let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
-        fold.captured = self.log.completed;
-        let forgets_below = self.basis.config.mutations.merge_forgets_below();
-        let bytes_max = self.basis.config.segment_payload_bytes as usize;
-        let mut bytes: Vec<u8> = Vec::new();
-        let mut leaves = std::mem::take(&mut fold.leaves);
-        // Absent where it could not be read: then it is left for another fold.
-        let mut below: BTreeMap<LeafNo, Option<Arc<Leaf>>> =
-            fold.going.under.values().filter_map(|gone| Some((*gone, leaves.remove(gone)?))).collect();
-        fold.dropped = fold.going.dropped.iter().filter_map(|no| Some((*no, leaves.remove(no)?))).collect();
-        // The segment may be full before all had their turn: now these come first, now those.
-        let goes_first = |no: &LeafNo| fold.going.under.contains_key(no) || fold.narrow.contains(no);
-        let (mut ordered, mut others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
-        let behind = others.partition_point(|(no, _)| *no < fold.from);
-        others.rotate_left(behind);
-        if self.counters.folds.is_multiple_of(2) {
-            ordered.extend(others);
-        } else {
-            ordered.splice(0..0, others);
-        }
-        for (no, old) in ordered {
-            let changes = self.map.foldable(no);
-            let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
-            let is_wanted = fold.narrow.contains(&no) || fold.between.contains(&no);
-            if changes.is_empty() && under.is_none() && !is_wanted {
-                continue;
-            }
-            let new = self.map.new_leaf(no, old.as_deref(), under.as_ref(), &changes, forgets_below);
-            let encoded = new.encode();
-            if bytes.len() + encoded.len() > bytes_max {
-                self.map.unfolded = true;
-                // The round goes on here: so leaves are written anew in the order in which they were written, and
-                // segments with leaves of one age die together.
-                if !goes_first(&no) {
-                    self.checkpointer.fold_cursor = no.first_key();
-                }
-                break;
-            }
-            let new = if new.runs.is_empty() {
-                None
-            } else {
-                let offset_bytes = bytes.len() as u32;
-                bytes.extend_from_slice(&encoded);
-                let (len_bytes, crc) = (encoded.len() as u32, crc32c(&encoded));
-                Some(NewLeaf { leaf: Arc::new(new), offset_bytes, len_bytes, crc })
-            };
-            fold.merged.push(MergedLeaf { no, old, under, new });
-        }
-        self.counters.folds += 1;
-        self.checkpointer.stage = Stage::Folding(fold);
-        if bytes.is_empty() {
-            return self.install_fold(None, out);
-        }
-        let payload = padded(&bytes);
-        let crcs = holdfast_base::block_crcs(&payload);
-        self.start_job(Work { kind: JobKind::Leaves, extents: Vec::new(), payload: vec![payload], crcs }, out);
-    }
-
-    pub(crate) fn on_leaves_durable(&mut self, segment: SegmentNo, out: Out) {
-        self.install_fold(Some(segment), out);
-    }
-
-    /// The instant at which the base changes: directory, accounts and overlay move together, then the state is
-    /// captured.
-    fn install_fold(&mut self, segment: Option<SegmentNo>, out: Out) {
-        let Stage::Folding(fold) = std::mem::take(&mut self.checkpointer.stage) else {
-            panic!("leaves became durable outside a fold")
-        };
-        self.map.generation += 1;
-        self.care.cleaner.on_folded();
-        self.checkpointer.folded_at = fold.captured;
-        let runs_before = self.map.run_count();
-        let bytes: u64 = fold.merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
-        let mut folded = std::mem::take(&mut self.checkpointer.folded_leaves);
-        let written: Vec<ObjectId> = self.direct.layers().collect();
-        let (map, mut accounts) = self.map_and_accounts();
-        for merged in fold.merged {
-            map.install_leaf(&merged, segment, fold.captured, &mut accounts);
-            folded.push(merged.no);
-            if let Some((gone, leaf)) = &merged.under {
-                map.forget_leaf(*gone, leaf.as_deref(), &mut accounts);
-                folded.push(*gone);
-            }
-        }
-        for (no, leaf) in fold.dropped {
-            map.forget_leaf(no, leaf.as_deref(), &mut accounts);
-            folded.push(no);
-        }
-        map.finish_layers(&written, &mut accounts);
-        map.find_overlaid();
-        self.checkpointer.folded_leaves = folded;
-        self.checkpointer.bytes_in_row += bytes;
-        // A long run may be cut in two by what is taken out of it.
-        let runs = runs_before.saturating_sub(self.map.run_count()) as u64;
-        (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.basis.now);
-        if self.folds_on(bytes, runs) {
-            return self.begin_fold(out);
-        }
-        self.capture(out);
-    }
-
     // ---- capturing and writing ----
 
     /// Takes the state as of the completed LSN and writes it as a run.
-    fn capture(&mut self, out: Out) {
+    pub(super) fn capture(&mut self, out: Out) {
         let rewrite = std::mem::take(&mut self.wants.rewrite);
         self.checkpointer.bytes_in_row = 0;
         self.map.limit_leaves();
@@ -491,6 +307,7 @@ impl Controller {
         let has_shrunk = names < self.checkpointer.chain_names / SHRUNK_PART;
         let full = rewrite || self.checkpointer.durable.runs.is_empty() || is_long || has_shrunk;
         self.checkpointer.chain_names = if full { names } else { names.max(self.checkpointer.chain_names) };
+        self.turn.note("checkpoint: what has changed is gathered", self.map.run_count());
         let parts = self.run_parts(full);
         let checkpointer = &mut self.checkpointer;
         checkpointer.captured = self.log.completed;

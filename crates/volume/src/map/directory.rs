@@ -26,10 +26,6 @@ impl Directory {
         self.pointers.len()
     }
 
-    pub(crate) fn contains(&self, no: LeafNo) -> bool {
-        self.pointers.contains_key(&no)
-    }
-
     pub(crate) fn insert(&mut self, no: LeafNo, pointer: LeafPointer) -> Option<LeafPointer> {
         self.layers.insert(by_place(no));
         self.pointers.insert(no, pointer)

@@ -1,12 +1,13 @@
 //! Folding: leaves are written anew with what the overlay says over them. Which, and what becomes of directory, overlay
-//! and accounts at the instant when the new ones are installed. (When: see [`super::checkpoint`].)
+//! and accounts at the instant when a new one is installed. (When: see [`super::checkpoint`]; how it goes:
+//! [`super::folding`].)
 
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use super::rangemap::Piece;
 use super::{Accounts, Map};
 use holdfast_base::{Key, Lsn};
 use holdfast_format::record::SegmentNo;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -49,6 +50,17 @@ pub(super) struct MergedLeaf {
     /// The leaf of a layer that goes, and what it said: the new one says it, too.
     pub(super) under: Option<(LeafNo, Option<Arc<Leaf>>)>,
     pub(super) new: Option<NewLeaf>,
+    /// The LSN as of which it was merged.
+    pub(super) captured: Lsn,
+}
+
+impl MergedLeaf {
+    /// Runs that installing it goes through.
+    pub(super) fn run_count(&self) -> usize {
+        let runs = |leaf: Option<&Leaf>| leaf.map_or(0, |leaf| leaf.runs.len());
+        let under = self.under.as_ref().and_then(|(_, leaf)| leaf.as_deref());
+        runs(self.old.as_deref()) + runs(under) + runs(self.new.as_ref().map(|new| &*new.leaf))
+    }
 }
 
 /// A leaf that is to be installed, and where its bytes lie in the segment of the fold.
@@ -119,7 +131,8 @@ impl Map {
         for (start, len, mapped) in ahead.chain(behind) {
             let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
             let mut choose = |no: LeafNo| {
-                if !chosen.insert(no) {
+                // Runs of one leaf follow each other.
+                if last == Some(no) || !chosen.insert(no) {
                     return;
                 }
                 bytes += len_of(no);
@@ -195,23 +208,18 @@ impl Map {
             .collect()
     }
 
-    // ---- the instant at which the base changes ----
+    // ---- the instant at which a leaf changes ----
 
     /// The directory names a new leaf from now on, and what that holds leaves the overlay.
     pub(super) fn install_leaf(
         &mut self,
         merged: &MergedLeaf,
         segment: Option<SegmentNo>,
-        captured: Lsn,
         accounts: &mut Accounts<'_>,
     ) {
         self.forget_shadowed(merged.no, accounts.segments);
         if let Some(NewLeaf { leaf, offset_bytes, len_bytes, crc }) = &merged.new {
             let segment = segment.expect("leaves with bytes lie in a segment");
-            for (segment, blocks) in leaf.blocks_by_segment() {
-                accounts.segments.add_named(segment, blocks);
-                accounts.audit.on_named(merged.no, segment, blocks as i64);
-            }
             let pointer = LeafPointer { segment, offset_bytes: *offset_bytes, len_bytes: *len_bytes, crc: *crc };
             accounts.segments.add_live(segment, u64::from(*len_bytes));
             accounts.audit.on_named(merged.no, segment, i64::from(*len_bytes));
@@ -223,13 +231,12 @@ impl Map {
             accounts.forget_pointer(merged.no, old);
             self.leaves.remove(merged.no);
         }
-        if !accounts.mutations.fold_keeps_old_counts() {
-            accounts.forget_named(merged.no, merged.old.as_deref());
-        }
+        let old = merged.old.as_deref().filter(|_| !accounts.mutations.fold_keeps_old_counts());
+        accounts.change_named(merged.no, old, merged.new.as_ref().map(|new| &*new.leaf));
         // What the new leaf contains leaves the overlay.
         for piece in self.overlay.pieces(merged.no.first_key(), LEAF_BLOCKS) {
             let Some(mapped) = piece.value else { continue };
-            if mapped.stamp <= captured && !matches!(mapped.place, Place::Log { .. }) {
+            if mapped.stamp <= merged.captured && !matches!(mapped.place, Place::Log { .. }) {
                 self.overlay.remove(piece.start, piece.len, |_, _, _| {});
                 accounts.unmap(piece.len, &mapped.place);
             }
@@ -245,7 +252,7 @@ impl Map {
         accounts.forget_pointer(gone, old);
         self.leaves.remove(gone);
         self.forget_shadowed(gone, accounts.segments);
-        accounts.forget_named(gone, leaf);
+        accounts.change_named(gone, leaf, None);
         let mut replaced = Vec::new();
         self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
         for (len, place) in replaced {
@@ -263,13 +270,27 @@ impl Accounts<'_> {
         }
     }
 
-    /// What a leaf named it names no more.
-    fn forget_named(&mut self, no: LeafNo, leaf: Option<&Leaf>) {
-        for (segment, blocks) in leaf.iter().flat_map(|leaf| leaf.blocks_by_segment()) {
-            self.segments.sub_named(segment, blocks);
-            self.audit.on_named(no, segment, -(blocks as i64));
+    /// A leaf names what `new` says, and no more what `old` said. Most of that is the same.
+    fn change_named(&mut self, no: LeafNo, old: Option<&Leaf>, new: Option<&Leaf>) {
+        let named = |leaf: Option<&Leaf>| leaf.map(Leaf::blocks_by_segment).unwrap_or_default();
+        let (old, new) = (named(old), named(new));
+        for (segment, blocks) in &new {
+            if let Some(more) = blocks.checked_sub(of(&old, segment)).filter(|more| *more > 0) {
+                self.segments.add_named(*segment, more);
+                self.audit.on_named(no, *segment, more as i64);
+            }
+        }
+        for (segment, blocks) in &old {
+            if let Some(less) = blocks.checked_sub(of(&new, segment)).filter(|less| *less > 0) {
+                self.segments.sub_named(*segment, less);
+                self.audit.on_named(no, *segment, -(less as i64));
+            }
         }
     }
+}
+
+fn of(named: &BTreeMap<SegmentNo, u64>, segment: &SegmentNo) -> u64 {
+    named.get(segment).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -286,14 +307,35 @@ mod tests {
         assert_eq!(choice.next, None);
         kept.segments.insert(no(9, counter), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });
         for leaf in choice.leaves {
-            let old = kept.map.peek(leaf);
-            let new = kept.map.new_leaf(leaf, old.as_deref(), None, &kept.map.foldable(leaf), false);
-            let bytes = new.encode();
-            let (len_bytes, crc) = (bytes.len() as u32, crc32c(&bytes));
-            let new = Some(NewLeaf { leaf: Arc::new(new), offset_bytes: 0, len_bytes, crc });
-            let merged = MergedLeaf { no: leaf, old, under: None, new };
-            kept.with(|map, accounts| map.install_leaf(&merged, Some(no(9, counter)), Lsn(u64::MAX), accounts));
+            let merged = merged(kept, leaf, Lsn(u64::MAX));
+            kept.with(|map, accounts| map.install_leaf(&merged, Some(no(9, counter)), accounts));
         }
+    }
+
+    fn merged(kept: &Kept, no: LeafNo, captured: Lsn) -> MergedLeaf {
+        let old = kept.map.peek(no);
+        let new = kept.map.new_leaf(no, old.as_deref(), None, &kept.map.foldable(no), false);
+        let bytes = new.encode();
+        let (len_bytes, crc) = (bytes.len() as u32, crc32c(&bytes));
+        let new = Some(NewLeaf { leaf: Arc::new(new), offset_bytes: 0, len_bytes, crc });
+        MergedLeaf { no, old, under: None, new, captured }
+    }
+
+    #[test]
+    fn what_is_said_after_a_leaf_was_merged_stays_over_it() {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 8, 1);
+        let merged = merged(&kept, LeafNo(0), Lsn(1));
+        kept.write(0, 2, 3, 2);
+        kept.say(0, 7, 1, Place::Zero);
+        kept.segments.insert(no(9, 1), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });
+        kept.with(|map, accounts| map.install_leaf(&merged, Some(no(9, 1)), accounts));
+        assert_eq!(kept.map.run_count(), 2, "what the leaf says is taken out, and no more");
+        assert_eq!(kept.seen(0, 0, 9), [1, 1, 2, 2, 2, 1, 1, 0, 0]);
+        let counts = kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
+        assert_eq!((counts, kept.live(2)), (Some((8, 4)), 3));
+        fold(&mut kept, 2);
+        assert_eq!((kept.live(1), kept.live(2), kept.map.run_count()), (4, 3, 0));
     }
 
     #[test]

@@ -8,11 +8,26 @@ use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Leaves that an operation holds on to, so that a small cache can't starve it. Valid until the next fold is installed.
+/// Leaves that an operation holds on to, so that a small cache can't starve it. Each is valid while the directory names
+/// it: a place in a segment is not used twice.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    pub(crate) generation: u64,
-    pub(crate) leaves: BTreeMap<LeafNo, Arc<Leaf>>,
+    leaves: BTreeMap<LeafNo, (LeafPointer, Arc<Leaf>)>,
+}
+
+impl Pins {
+    /// Holds on to a leaf that the directory names by `pointer`.
+    pub(crate) fn hold(&mut self, no: LeafNo, pointer: LeafPointer, leaf: Arc<Leaf>) {
+        self.leaves.insert(no, (pointer, leaf));
+    }
+
+    pub(crate) fn get(&self, no: LeafNo, pointer: LeafPointer) -> Option<&Arc<Leaf>> {
+        self.leaves.get(&no).filter(|(of, _)| *of == pointer).map(|(_, leaf)| leaf)
+    }
+
+    pub(crate) fn release_all(&mut self) {
+        self.leaves.clear();
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +180,7 @@ impl Controller {
                 LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, error, out),
                 LeafWaiter::ReadAhead => {}
                 LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
-                LeafWaiter::Fold => self.on_fold_leaf(no, leaf, error, out),
+                LeafWaiter::Fold => self.on_fold_leaf(no, leaf, out),
                 LeafWaiter::Audit => self.on_audit_leaf(no, leaf, error),
             }
         }

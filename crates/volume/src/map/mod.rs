@@ -18,6 +18,7 @@ mod apply;
 pub(crate) mod checkpoint;
 mod directory;
 mod fold;
+mod folding;
 mod heat;
 mod layers;
 mod leaf;
@@ -31,7 +32,7 @@ mod shadow;
 pub(crate) use checkpoint::Checkpointer;
 pub use layers::{CloneInfo, Snapshot};
 pub(crate) use layers::{LayerTable, keys_of, leaf_in};
-pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, Mapped, Overlay, Place};
+pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Overlay, Place};
 pub(crate) use leafload::{LeafLoad, LeafWaiter, Pins, Span};
 pub(crate) use loading::{RunLeft, RunLoad};
 pub(crate) use rangemap::Piece;
@@ -75,8 +76,6 @@ pub(crate) struct Map {
     flat_layers: BTreeSet<ObjectId>,
     shadow: Shadow,
     heat: Heat,
-    /// Raised whenever the base changes: leaves held from before are stale.
-    generation: u64,
     /// The overlay may hold runs that a fold would take in.
     unfolded: bool,
     /// Layers that runs of zeroes were moved to since the last run: they have older stamps.
@@ -99,7 +98,6 @@ impl Map {
             flat_layers: BTreeSet::new(),
             shadow: Shadow::default(),
             heat: Heat::default(),
-            generation: 0,
             unfolded: false,
             zeroes_moved_to: BTreeSet::new(),
             going_cursor: LeafNo::default(),
@@ -136,11 +134,6 @@ impl Map {
     /// A leaf that is in memory, without keeping it for longer.
     pub(crate) fn peek(&self, no: LeafNo) -> Option<std::sync::Arc<Leaf>> {
         self.leaves.peek(no)
-    }
-
-    /// Another number whenever the base has changed: leaves held from before are stale.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
     }
 
     pub(crate) fn is_unfolded(&self) -> bool {

@@ -42,16 +42,15 @@ impl Map {
         while at < end {
             let no = LeafNo::of(Key(at));
             let leaf_end = (no.first_key() + LEAF_BLOCKS).min(end);
-            if !self.directory.contains(no) {
+            let Some(pointer) = self.directory.get(no) else {
                 // A hole up to the next leaf that exists.
                 let next = self.directory.range(no..).next().map_or(end, LeafNo::first_key).min(end);
                 let hole_end = next.max(leaf_end);
                 places.push(Piece { start: at, len: hole_end - at, value: None });
                 at = hole_end;
                 continue;
-            }
-            let pinned = (pins.generation == self.generation).then(|| pins.leaves.get(&no)).flatten();
-            match pinned.cloned().or_else(|| self.leaves.get(no)) {
+            };
+            match pins.get(no, pointer).cloned().or_else(|| self.leaves.get(no)) {
                 Some(leaf) => {
                     for piece in leaf.lookup(at - no.first_key(), leaf_end - at) {
                         places.push(Piece { start: no.first_key() + piece.start, ..piece });
