@@ -19,6 +19,9 @@ pub struct HostStatus {
     pub metadata_trouble: Option<String>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
+    /// Of the last ten minutes and more: what everything else on the host waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_turn: Option<LongTurn>,
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.
@@ -35,6 +38,18 @@ pub struct HostStatus {
     /// The number that the next node gets.
     #[serde(default)]
     pub next_node: u32,
+}
+
+/// What one event took of the host's thread.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LongTurn {
+    pub took_us: u64,
+    pub ago_ms: u64,
+    /// The kind of event.
+    pub event: String,
+    /// Whose maintenance it was, where it was a volume's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 /// A deleted volume that can be had back.

@@ -28,7 +28,7 @@ use holdfast_runtime::device::Device;
 use holdfast_runtime::framed::Framed;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
-use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor};
+use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor, Turn};
 use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
 use holdfast_store::{self as store, FailReason, Next, Notice};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -611,6 +611,10 @@ impl App for NodeShell {
         let opening = (!self.opening.is_empty()).then_some(self.read_from);
         let door = self.door.next_deadline();
         earliest(earliest(self.node.next_deadline(), self.neighbours.next_deadline()), earliest(opening, door))
+    }
+
+    fn on_long_turn(&mut self, turn: &Turn, untold: u64) {
+        logger::info(format_args!("a turn of the reactor took {turn}; {untold} others did since the last such line"));
     }
 }
 

@@ -24,7 +24,7 @@ use holdfast_base::{
     ObjectId, Slab, Token, VolumeId,
 };
 use holdfast_format::wire::DeviceStat;
-use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State};
+use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -80,6 +80,8 @@ pub struct Host {
     pub(crate) changed: Vec<VolumeId>,
     /// Volumes that something happened to in this event.
     touched: Vec<Token>,
+    /// The one that has done the most maintenance since that was asked for anew.
+    busiest: Option<(Token, Turn)>,
     now: Instant,
     chores_at: Instant,
     pub(crate) is_stopping: bool,
@@ -110,6 +112,7 @@ impl Host {
             closed: VecDeque::new(),
             changed: Vec::new(),
             touched: Vec::new(),
+            busiest: None,
             now: Instant::ZERO,
             chores_at: Instant::ZERO,
             is_stopping: false,
@@ -166,6 +169,17 @@ impl Host {
     }
 
     // ---- what others may see ----
+
+    /// A turn begins, in which any number of events may be handled.
+    pub fn begin_turn(&mut self) {
+        self.busiest = None;
+    }
+
+    /// The volume that has done the most maintenance in this turn, and how much of what.
+    pub fn busiest(&self) -> Option<(&str, Turn)> {
+        let (at, turn) = self.busiest?;
+        Some((self.volumes.table.get(at)?.name(), turn))
+    }
 
     /// The open volume of that name, or the one that a clone of that name is in.
     pub fn find(&self, name: &str) -> Option<(&Volume, HeadId)> {
@@ -259,6 +273,10 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let mut effects = std::mem::take(&mut self.volume_effects);
         volume.controller.handle(now, event, &mut effects);
+        let turn = volume.controller.last_turn();
+        if turn.runs > self.busiest.map_or(0, |(_, most)| most.runs) {
+            self.busiest = Some((at, turn));
+        }
         self.touch(at);
         for effect in effects.drain() {
             match effect {

@@ -17,8 +17,8 @@ use crate::resources;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::{
-    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, NodeInfo, NodeState, TrashInfo, Unreadable,
-    VolumeInfo,
+    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, LongTurn, NodeInfo, NodeState, TrashInfo,
+    Unreadable, VolumeInfo,
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
@@ -443,6 +443,9 @@ pub struct HostView {
     pub pid: Option<u32>,
     pub cpu_ms: u64,
     pub resident_bytes: u64,
+    /// Of the last ten minutes and more: what everything else on the host waited for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_turn: Option<LongTurn>,
     /// Why the host told nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -520,6 +523,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         pid: process.map(|p| p.pid),
         cpu_ms: cost.cpu().as_millis() as u64,
         resident_bytes: cost.resident_bytes,
+        longest_turn: status.as_ref().and_then(|status| status.longest_turn.clone()),
         trouble: removed.or(waits_for.map(|why| format!("it waits for the grid's metadata: {why}"))).or(trouble),
     };
     let status = status.unwrap_or_default();

@@ -7,7 +7,7 @@
 use super::Shell;
 use super::nbd::Arrival;
 use crate::resources;
-use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, NodeInfo, OutageInfo, Parts, VolumeInfo};
+use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, LongTurn, NodeInfo, OutageInfo, Parts, VolumeInfo};
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
@@ -169,6 +169,7 @@ pub struct LiveStatus {
     pub uptime: Duration,
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
+    pub longest_turn: Option<LongTurn>,
 }
 
 /// Calls of the control plane that are under way: to nodes, and orders to the host.
@@ -222,7 +223,7 @@ impl Shell {
             }
             Command::Arrival(arrival) => self.on_arrival(now, *arrival, io),
             Command::Stop => self.begin_stop(now, io),
-            Command::Status { answer } => answer.tell(self.live_status(now)),
+            Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
@@ -278,7 +279,7 @@ impl Shell {
         }
     }
 
-    fn live_status(&self, now: Instant) -> LiveStatus {
+    fn live_status(&self, now: Instant, io: &Io) -> LiveStatus {
         let (left, slow) = (self.host.left_to_drain(), self.host.slow_devices());
         let mut suspects: Vec<u32> = Vec::new();
         let volumes = self.volume_infos();
@@ -317,7 +318,13 @@ impl Shell {
                 configured: Vec::new(),
             }
         });
-        LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes }
+        let longest_turn = io.longest_turn().map(|turn| LongTurn {
+            took_us: turn.took.as_micros() as u64,
+            ago_ms: now.since(turn.began_at).as_millis() as u64,
+            event: turn.event.to_string(),
+            cause: turn.cause.clone(),
+        });
+        LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes, longest_turn }
     }
 
     fn device_info(

@@ -509,6 +509,7 @@ impl ControlPlane {
             resident_bytes: own.resident_bytes,
             metadata_trouble,
             days_to_full: self.days_to_full(&live.nodes, &volumes),
+            longest_turn: live.longest_turn,
             nodes: live.nodes,
             volumes,
             deleting,

@@ -64,7 +64,7 @@ use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
 use holdfast_host::{Call, Effect, Event as HostEvent, Host, Level, Order, PeerEffect, PeerEvent};
 use holdfast_runtime::mailbox::Receiver;
 use holdfast_runtime::meta::MetaTicket;
-use holdfast_runtime::reactor::{App, Event, Io, ListenerId};
+use holdfast_runtime::reactor::{App, Event, Io, ListenerId, Turn};
 use holdfast_volume::Event as VolumeEvent;
 pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
@@ -343,6 +343,7 @@ impl Shell {
 impl App for Shell {
     fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
         self.now = now;
+        self.host.begin_turn();
         match event {
             Event::Bytes { conn, bytes } => {
                 if let Some(client) = self.clients.owner(conn) {
@@ -394,6 +395,7 @@ impl App for Shell {
 
     fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
         self.now = now;
+        self.host.begin_turn();
         self.settle_sends(io);
         self.settle(now, io);
         self.tell_of_strangers(now);
@@ -407,5 +409,14 @@ impl App for Shell {
         };
         let links = earliest(self.links.next_deadline(), self.peers.next_deadline());
         earliest(earliest(links, self.host.next_deadline()), Some(own))
+    }
+
+    fn cause(&self) -> Option<String> {
+        let (volume, turn) = self.host.busiest()?;
+        Some(format!("volume {volume}, {}, {} runs", turn.of, turn.runs))
+    }
+
+    fn on_long_turn(&mut self, turn: &Turn, untold: u64) {
+        logger::info(format_args!("a turn of the reactor took {turn}; {untold} others did since the last such line"));
     }
 }

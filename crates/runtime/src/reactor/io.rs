@@ -5,6 +5,7 @@ use super::disk::Disks;
 use super::ring::{Kind, Ring};
 use super::socket::{self, ListenError, Target};
 use super::table::{Table, index_of};
+use super::turns::{Turn, Turns};
 use super::{Config, ConnError, ConnId, DeviceSlot, DiskToken, Event, ListenerId, arena};
 use crate::clock;
 use crate::device::Device;
@@ -49,6 +50,7 @@ pub struct Io {
     /// Patient connections that have sent something, and when each is looked at, soonest first.
     pub(super) watched: VecDeque<(Instant, Token)>,
     waker: Waker,
+    pub(super) turns: Turns,
     pub(super) is_stopping: bool,
 }
 
@@ -66,6 +68,7 @@ impl Io {
             lingering: VecDeque::new(),
             watched: VecDeque::new(),
             waker,
+            turns: Turns::default(),
             is_stopping: false,
         }
     }
@@ -73,6 +76,11 @@ impl Io {
     /// The clock, where the batch's own `now` is not fresh enough.
     pub fn now(&self) -> Instant {
         clock::now()
+    }
+
+    /// The longest turn of the last minutes.
+    pub fn longest_turn(&self) -> Option<&Turn> {
+        self.turns.longest()
     }
 
     /// For mailboxes into this reactor.

@@ -25,10 +25,12 @@ mod ring;
 mod socket;
 mod spin;
 mod table;
+mod turns;
 
 pub use disk::{DiskError, DiskFault, DiskVerb};
 pub use io::Io;
 pub use socket::ListenError;
+pub use turns::Turn;
 
 use crate::clock;
 use crate::mailbox::Waker;
@@ -45,6 +47,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 use table::index_of;
 use thiserror::Error;
+use turns::Timed;
 
 /// Names one connection; a name is not used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -155,6 +158,29 @@ pub trait App {
 
     /// When [`Event::Timer`] is due. One that has passed must move on when it is delivered, or the reactor spins.
     fn next_deadline(&self) -> Option<Instant>;
+
+    /// Whose the last turn was, and what was done in it, for people: asked where it took long.
+    fn cause(&self) -> Option<String> {
+        None
+    }
+
+    /// A turn took long, and so did some before that were not told of.
+    fn on_long_turn(&mut self, _turn: &Turn, _untold: u64) {}
+}
+
+impl Event<'_> {
+    /// For people.
+    fn kind(&self) -> &'static str {
+        match self {
+            Event::Accepted { .. } | Event::TurnedAway { .. } => "a client comes",
+            Event::Connected { .. } | Event::ConnectFailed { .. } | Event::Closed { .. } => "a connection changes",
+            Event::Bytes { .. } | Event::Filled { .. } => "bytes of a connection",
+            Event::Read { .. } | Event::Written { .. } | Event::Discarded { .. } => "a device has done something",
+            Event::Timer => "timer",
+            Event::Wake => "wake-up",
+            Event::Shutdown { .. } => "shutdown",
+        }
+    }
 }
 
 /// What can be set about a reactor.
@@ -258,6 +284,7 @@ impl Reactor {
     /// Drives `app` until it calls [`Io::stop`].
     pub fn run<A: App>(&mut self, app: &mut A) -> Result<(), ReactorError> {
         self.io.is_stopping = false;
+        let app = &mut Timed(app);
         let mut now = clock::now();
         self.deliver_deferred(app, now);
         self.end_batch(app, now);
