@@ -1,10 +1,11 @@
-//! Loading the leaves that are not in memory.
+//! Loading the leaves that are not in memory, and runs of a checkpoint.
 
 use super::leaf::{Leaf, LeafNo, LeafPointer};
+use super::loading::RunLoad;
 use crate::controller::{Controller, Out};
 use crate::segment::fetch::{FetchError, Recipient};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
-use holdfast_format::record::SegmentNo;
+use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -183,6 +184,51 @@ impl Controller {
                 LeafWaiter::Fold => self.on_fold_leaf(no, leaf, out),
                 LeafWaiter::Audit => self.on_audit_leaf(no, leaf, error),
             }
+        }
+    }
+}
+
+impl Controller {
+    /// Of these runs the map has the first `loaded` ones. [`Controller::on_runs`] when all are there.
+    pub(crate) fn fetch_runs(&mut self, pointers: Vec<MetaPointer>, loaded: usize, out: Out) {
+        let mut fetches = Vec::new();
+        let mut runs = Vec::new();
+        for (at, pointer) in pointers.into_iter().enumerate() {
+            let blocks = match at < loaded {
+                true => Vec::new(),
+                false => block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes),
+            };
+            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
+            for (part, run) in blocks.into_iter().enumerate() {
+                fetches.push((at, part as u32, pointer.segment, (pointer.geometry, pointer.homes.clone()), run));
+            }
+        }
+        self.opening.as_mut().expect("opening").runs = runs;
+        if fetches.is_empty() {
+            return self.on_runs(out);
+        }
+        for (at, part, segment, shape, run) in fetches {
+            self.start_fetch(Recipient::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
+        }
+    }
+
+    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(opening) = &mut self.opening else { return };
+        // Another part could not be read, and nothing waits for this one any more.
+        let Some(run) = opening.runs.get_mut(at) else { return };
+        let Ok(bytes) = result else {
+            if self.is_warming() {
+                return self.on_preloaded(None, out);
+            }
+            return self.opening_waits(
+                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
+                out,
+            );
+        };
+        run.parts[part as usize] = Some(bytes);
+        run.pending -= 1;
+        if opening.runs.iter().all(|r| r.pending == 0) {
+            self.on_runs(out);
         }
     }
 }

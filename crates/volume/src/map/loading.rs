@@ -1,16 +1,13 @@
-//! What a checkpoint says goes into the map: its runs are fetched, and taken in one after the other, older ones first.
+//! What a checkpoint says goes into the map: its runs are taken in one after the other, older ones first.
 
 use super::Map;
 use super::apply::log_place;
 use super::checkpoint::{RunPart, SavedPlace, SavedRun};
 use super::layers::LayerTable;
 use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
-use super::leafload::block_runs;
-use crate::controller::{Controller, Out};
 use crate::log::window::Log;
-use crate::segment::fetch::{FetchError, Recipient};
 use crate::segment::{SegmentInfo, Segments};
-use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, buf, crc32c};
+use holdfast_base::{Buf, Key, Lsn, buf, crc32c};
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::vec::IntoIter;
 
@@ -19,8 +16,8 @@ use std::vec::IntoIter;
 pub(crate) struct RunLoad {
     pub(crate) pointer: MetaPointer,
     /// Empty where the map has what it says.
-    parts: Vec<Option<Buf>>,
-    pending: usize,
+    pub(super) parts: Vec<Option<Buf>>,
+    pub(super) pending: usize,
 }
 
 /// One that is being taken in: what is left of it.
@@ -50,51 +47,6 @@ impl RunLoad {
         let RunPart { full, layers, folded_at, leaves, segments, overlay } = postcard::from_bytes(bytes).ok()?;
         let (leaves, segments, overlay) = (leaves.into_iter(), segments.into_iter(), overlay.into_iter());
         Some(RunLeft { full, layers, folded_at, leaves, segments, overlay })
-    }
-}
-
-impl Controller {
-    /// Of these runs the map has the first `loaded` ones. [`Controller::on_runs`] when all are there.
-    pub(crate) fn fetch_runs(&mut self, pointers: Vec<MetaPointer>, loaded: usize, out: Out) {
-        let mut fetches = Vec::new();
-        let mut runs = Vec::new();
-        for (at, pointer) in pointers.into_iter().enumerate() {
-            let blocks = match at < loaded {
-                true => Vec::new(),
-                false => block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes),
-            };
-            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
-            for (part, run) in blocks.into_iter().enumerate() {
-                fetches.push((at, part as u32, pointer.segment, (pointer.geometry, pointer.homes.clone()), run));
-            }
-        }
-        self.opening.as_mut().expect("opening").runs = runs;
-        if fetches.is_empty() {
-            return self.on_runs(out);
-        }
-        for (at, part, segment, shape, run) in fetches {
-            self.start_fetch(Recipient::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
-        }
-    }
-
-    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(opening) = &mut self.opening else { return };
-        // Another part could not be read, and nothing waits for this one any more.
-        let Some(run) = opening.runs.get_mut(at) else { return };
-        let Ok(bytes) = result else {
-            if self.is_warming() {
-                return self.on_preloaded(None, out);
-            }
-            return self.opening_waits(
-                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
-                out,
-            );
-        };
-        run.parts[part as usize] = Some(bytes);
-        run.pending -= 1;
-        if opening.runs.iter().all(|r| r.pending == 0) {
-            self.on_runs(out);
-        }
     }
 }
 
