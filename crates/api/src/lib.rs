@@ -19,7 +19,9 @@ mod volume;
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
 pub use holdfast_format::meta::KeySource;
-pub use host::{HostState, HostStatus, LongTurn, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable};
+pub use host::{
+    HostState, HostStatus, LongTurn, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable,
+};
 pub use node::{
     ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,
     free_of, promised_of, takers,

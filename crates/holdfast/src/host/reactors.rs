@@ -228,6 +228,8 @@ fn merge_status(parts: Vec<LiveStatus>) -> LiveStatus {
     let mut all = parts.next().expect("there is a first reactor");
     for part in parts {
         all.volumes.extend(part.volumes);
+        let turns = [all.longest_turn.take(), part.longest_turn].into_iter().flatten();
+        all.longest_turn = turns.max_by_key(|turn| turn.took_us);
         for (node, other) in all.nodes.iter_mut().zip(part.nodes).filter(|(node, other)| node.id == other.id) {
             node.suspect |= other.suspect;
             for (device, other) in node.devices.iter_mut().zip(other.devices).filter(|(d, o)| d.device == o.device) {
