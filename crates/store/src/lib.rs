@@ -23,6 +23,7 @@ mod open;
 mod outage;
 mod serving;
 mod shards;
+pub mod signatures;
 
 pub use api::{
     AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, Next, NodeConfig, Notice, PeerId,

@@ -173,10 +173,9 @@ impl Event<'_> {
     fn kind(&self) -> &'static str {
         match self {
             Event::Accepted { .. } | Event::TurnedAway { .. } => "a client comes",
-            Event::Connected { .. }
-            | Event::ConnectFailed { .. }
-            | Event::Closed { .. }
-            | Event::Detached { .. } => "a connection changes",
+            Event::Connected { .. } | Event::ConnectFailed { .. } | Event::Closed { .. } | Event::Detached { .. } => {
+                "a connection changes"
+            }
             Event::Bytes { .. } | Event::Filled { .. } => "bytes of a connection",
             Event::Read { .. } | Event::Written { .. } | Event::Discarded { .. } => "a device has done something",
             Event::Timer => "timer",
