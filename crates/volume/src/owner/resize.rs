@@ -36,7 +36,7 @@ impl Controller {
     }
 
     /// From the swap on everything is written in the new layout; the cleaner writes anew what is there (see
-    /// [`Controller::wants_recode`]), folds the map, and the ledger is rolled if it tolerates less.
+    /// `wants_recode`), folds the map, and the ledger is rolled if it tolerates less.
     pub(crate) fn on_set_layout(&mut self, layout: Layout) {
         self.resizer.wanted_layout = Some(layout);
     }

@@ -2,7 +2,7 @@
 //!
 //! Role: sends requests and remembers them, so that a lost connection, a late answer or a deadline finds its operation;
 //! knows which nodes and devices can be used; judges them ([`health`], [`outliers`]). Whoever is waited for in vain is
-//! told by the controller, which asks for a [`Judgement`] on every tick.
+//! told by the controller, which asks for a `Judgement` on every tick.
 //!
 //! A node is **usable** while it is connected and not suspect. It becomes suspect when a request has been outstanding
 //! for longer than its bound while other nodes answered later requests (protocol rule 10: outliers only), and is
