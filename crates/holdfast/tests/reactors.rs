@@ -12,11 +12,14 @@ fn grid(index: u16) -> Grid {
     let grid = Grid::new(index);
     grid.up("--nodes 3 --devices 1");
     grid.ok("grid down --host");
-    let settings = grid.path("holdfast.toml");
-    let text = fs::read_to_string(&settings).unwrap();
-    fs::write(&settings, text.replace("[cpu]", "[cpu]\nreactors = 3")).unwrap();
-    grid.ok("grid up");
+    set_reactors(&grid, 3);
     grid
+}
+
+/// Of a host that is down; it is up afterwards.
+fn set_reactors(grid: &Grid, count: u32) {
+    fs::write(grid.path("holdfast.toml"), format!("[cpu]\nreactors = {count}\n")).unwrap();
+    grid.ok("grid up");
 }
 
 #[test]
@@ -92,4 +95,7 @@ fn volumes_on_several_reactors_are_served_listed_changed_and_opened_again() {
     grid.ok("grid down --host");
     let log = fs::read_to_string(grid.path("logs/host.log")).unwrap();
     assert!(!log.contains("could not be closed in time"), "{log}");
+    // What the refusal of a group has said.
+    set_reactors(&grid, 1);
+    grid.ok("snapshot create v1 g --with v2 --with v3");
 }

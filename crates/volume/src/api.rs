@@ -65,7 +65,7 @@ pub struct Config {
     pub search_step: usize,
     /// Runs in the overlay of the map from which a checkpoint folds a batch of leaves.
     pub fold_runs_min: usize,
-    /// Runs of leaves and overlay that maintenance goes through in one turn: about a millisecond of guests' waiting.
+    /// Runs of leaves and overlay that maintenance goes through in one turn, while guests wait.
     pub slice_runs_max: usize,
     /// How long a node may be away before what it held is made again elsewhere.
     pub rebuild_after: Duration,

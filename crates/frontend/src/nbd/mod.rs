@@ -9,7 +9,8 @@
 //! | state | entered by | left by |
 //! | --- | --- | --- |
 //! | handshake: flags | `new` (greeting sent) | the client's flags → options; flags unknown → closed |
-//! | handshake: options | flags; every answered option | `GO`, `EXPORT_NAME` → opening; an export elsewhere → moving; `STARTTLS` → securing; `ABORT`, a broken stream → closed |
+//! | handshake: options | flags; every answered option | `GO`, `EXPORT_NAME` → opening; `STARTTLS` → securing; `ABORT` → closed |
+//! | | | an option whose export is elsewhere → moving; a broken stream → closed |
 //! | handshake: opening | [`Effect::Open`] | `on_opened`: → serving, or refused → options (`GO`), closed (`EXPORT_NAME`) |
 //! | handshake: moving | [`Effect::Move`] | `on_moved` → options, with the one that named the export |
 //! | handshake: securing | [`Effect::StartTls`] | `on_tls_started` → options, with nothing negotiated |

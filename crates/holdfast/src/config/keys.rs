@@ -193,9 +193,8 @@ pub const KEYS: &[Key] = &[
         example: "4",
         brief: "Threads of the host that serve volumes, each with volumes of its own.",
         more: "One thread serves all volumes of a host by default. With more of them volumes are spread over as many cores, and \
-               so is the memory above. One volume is served by one thread: more of them help where several are busy. About \
-               half of the machine's cores is a good number; the other half is for guests and nodes. Only in a grid \
-               of one machine it counts, and snapshots of a group (`--with`) can't be taken of volumes on several threads.",
+               so is the memory above. One volume is served by one thread. Only in a grid of one machine it counts, and \
+               snapshots of a group (`--with`) can't be taken of volumes on several threads.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.reactors = value.count() as usize,

@@ -7,7 +7,7 @@
 //! to the reactor from here, too ([`ControlPlane::publish_offers`]).
 
 use super::catalog::{Catalog, Entry};
-use super::commands::Command;
+use super::commands::{self, Command};
 use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane};
 use super::executors;
 use super::presence::{TTL, address_of};
@@ -324,7 +324,7 @@ impl ControlPlane {
             let (answer, answered) = sync_channel(1);
             let request = Box::new(Request::Heard { host: host.to_string() });
             self.reactors
-                .post(Command::Call { node: *node, request, answer: answer.into() })
+                .post(Command::Call { node: *node, request, answer: commands::Answer::Whole(answer) })
                 .ok()
                 .map(|()| (*node, answered))
         };

@@ -17,7 +17,6 @@ use holdfast_host::homes::{Homes, Route};
 use holdfast_host::{GroupOutcome, Order, Outcome};
 use holdfast_runtime::mailbox::Sender;
 use std::collections::BTreeMap;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -201,12 +200,6 @@ fn gather<T>(gathered: &Mutex<Gathered<T>>, reactor: usize, value: T) {
     {
         let parts = std::mem::take(&mut gathered.parts).into_iter().flatten().collect();
         gathered.whole.tell(merge(parts));
-    }
-}
-
-impl<T> From<SyncSender<T>> for Answer<T> {
-    fn from(sender: SyncSender<T>) -> Answer<T> {
-        Answer::Whole(sender)
     }
 }
 
