@@ -449,6 +449,12 @@ pub struct HostRecord {
     /// It takes care of volumes in the trash; earlier releases look for them by their names, and find others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub knows_trash: bool,
+    /// Where other hosts reach its other reactors, by number: as `address`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reactors: Vec<String>,
+    /// It finds volumes on other reactors of hosts than the first, which earlier releases don't.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub knows_reactors: bool,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -2,6 +2,7 @@
 
 use crate::access::Lists;
 use crate::forward::{LinkId, Peer};
+use crate::groups::Sibling;
 use crate::limits::Limits;
 use crate::offers::Offer;
 use crate::reservation::FixedVolume;
@@ -66,6 +67,11 @@ pub enum Event {
         session: Token,
     },
     Peer(PeerEvent),
+    /// From another reactor of the host.
+    Sibling {
+        reactor: usize,
+        message: Sibling,
+    },
     /// From the control plane; answered by [`Effect::Done`] under the ticket.
     Order {
         ticket: u64,
@@ -179,11 +185,7 @@ pub enum Order {
         names: Option<SegmentRanges>,
     },
     /// Takes snapshots of several volumes in service, or clones, at one moment.
-    SnapshotGroup {
-        volumes: Vec<String>,
-        name: String,
-        created_ms: u64,
-    },
+    SnapshotGroup(GroupOrder),
     /// Has volumes leave these devices, and no others.
     Drain(BTreeSet<DeviceId>),
     /// A volume is fixed from here on, or no more.
@@ -369,6 +371,23 @@ pub enum ForkOutcome {
     Refused(&'static str),
 }
 
+/// Snapshots of one name of several volumes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupOrder {
+    pub members: Vec<GroupMemberAt>,
+    pub name: String,
+    /// Since 1970.
+    pub created_ms: u64,
+}
+
+/// A volume or clone of a group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupMemberAt {
+    pub volume: String,
+    /// The reactor that it is on.
+    pub reactor: usize,
+}
+
 /// What came of a group of snapshots. Members by their names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GroupOutcome {
@@ -378,8 +397,6 @@ pub enum GroupOutcome {
     NameTaken(String),
     /// Too many are still being undone.
     Busy,
-    /// Its volumes belong to several reactors of the host.
-    Apart,
     Failed {
         volume: String,
         why: Why,
@@ -450,6 +467,11 @@ pub enum Effect {
         news: News,
     },
     Peer(PeerEffect),
+    /// To another reactor of the host.
+    Sibling {
+        reactor: usize,
+        message: Sibling,
+    },
     /// Of an order.
     Done {
         ticket: u64,

@@ -1,146 +1,333 @@
 //! Groups of snapshots over several volumes: around [`holdfast_volume::Group`].
 //!
-//! Role: carries notices of the members' controllers to the group, and what it wants to them. All effects of one event are
-//! carried out before a client's next request, so that the records of a group lie at one place in the order of requests.
+//! Role: carries notices of the members' controllers to the group, and what it wants to them. A group is on one reactor;
+//! members of others join it by messages ([`Sibling`]), and hear and tell by them. Where all are on one, all effects of
+//! one event are carried out before a client's next request, so that the records of a group lie at one place in the order
+//! of requests. Where they are not, answers to reads are held back, too.
+//!
+//! Messages from one reactor to another arrive in order. One that is lost makes the group late, so that it is undone; a
+//! hold that nobody releases ends by itself.
 
-use crate::event::{Effect, GroupOutcome, Outcome};
+use crate::event::{Effect, GroupMemberAt, GroupOrder, GroupOutcome, Outcome};
 use crate::host::{Host, Out};
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token};
-use holdfast_volume::{Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State};
-use std::collections::VecDeque;
+use holdfast_volume::{
+    Event as VolumeEvent, GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State, Why,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Groups under way. The control plane takes one at a time; some may still be undone.
 const GROUPS_MAX: usize = 64;
 
-enum Heard {
+/// Bits of a hold's number that say which reactor asks for it.
+const HOLD_REACTOR_SHIFT: u32 = 48;
+
+/// A group, as reactors know it that are not its own: that one's number, and the group's there.
+pub type GroupId = (usize, Token);
+
+/// What a group hears of a controller.
+#[derive(Clone, Debug)]
+pub enum Heard {
     Notice(Notice),
     Gone,
 }
 
-struct Running {
-    group: Group,
+/// From one reactor of a host to another.
+#[derive(Debug)]
+pub enum Sibling {
+    /// Joins these to the group, by their places in it: they are to have a snapshot of this name.
+    Join {
+        group: GroupId,
+        members: Vec<(usize, String)>,
+        name: String,
+    },
+    /// They are there: their places, controllers and heads.
+    Joined {
+        group: GroupId,
+        members: Vec<(usize, Token, HeadId)>,
+    },
+    /// One of them can't have it, and none has joined.
+    Refused {
+        group: GroupId,
+        outcome: GroupOutcome,
+    },
+    /// To a controller.
+    Tell {
+        group: GroupId,
+        at: Token,
+        event: VolumeEvent,
+    },
+    Heard {
+        group: GroupId,
+        at: Token,
+        heard: Heard,
+    },
+    /// The group is over.
+    Leave {
+        group: GroupId,
+    },
+}
+
+/// A controller, and the reactor that it is on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Part {
+    reactor: usize,
+    at: Token,
+}
+
+enum Stage {
+    /// Until it is known where each member is.
+    Joining { found: Vec<Option<(Part, HeadId)>>, until: Instant },
     /// The controllers, by the numbers that the group knows them by.
-    at: Vec<Token>,
+    Running { group: Group, parts: Vec<Part> },
+}
+
+struct Running {
+    stage: Stage,
+    name: String,
+    created_ms: u64,
     /// Of the members.
     names: Vec<String>,
+    /// Reactors that take part, beside this one.
+    others: BTreeSet<usize>,
     ticket: u64,
 }
 
+impl Running {
+    fn next_deadline(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Joining { until, .. } => Some(*until),
+            Stage::Running { group, .. } => group.next_deadline(),
+        }
+    }
+}
+
 pub(crate) struct Groups {
+    reactor: usize,
     running: Slab<Running>,
+    /// Groups of other reactors that controllers here are a part of.
+    joined: BTreeMap<GroupId, BTreeSet<Token>>,
     heard: VecDeque<(Token, Heard)>,
     next_hold: u64,
 }
 
 impl Groups {
-    pub fn new() -> Groups {
-        Groups { running: Slab::new(GROUPS_MAX), heard: VecDeque::new(), next_hold: 1 }
+    pub fn new(reactor: usize) -> Groups {
+        let (joined, heard) = (BTreeMap::new(), VecDeque::new());
+        Groups { reactor, running: Slab::new(GROUPS_MAX), joined, heard, next_hold: 1 }
+    }
+
+    fn are_any(&self) -> bool {
+        !self.running.is_empty() || !self.joined.is_empty()
     }
 
     pub fn on_notice(&mut self, at: Token, notice: &Notice) {
-        if !self.running.is_empty() {
+        if self.are_any() {
             self.heard.push_back((at, Heard::Notice(notice.clone())));
         }
     }
 
     pub fn on_gone(&mut self, at: Token) {
-        if !self.running.is_empty() {
+        if self.are_any() {
             self.heard.push_back((at, Heard::Gone));
         }
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.running.iter().fold(None, |first, (_, running)| earliest(first, running.group.next_deadline()))
+        self.running.iter().fold(None, |first, (_, running)| earliest(first, running.next_deadline()))
+    }
+
+    /// New to all controllers of the host.
+    fn new_hold(&mut self) -> HoldId {
+        let hold = HoldId((self.reactor as u64) << HOLD_REACTOR_SHIFT | self.next_hold);
+        self.next_hold += 1;
+        hold
     }
 }
 
 impl Host {
     /// Takes snapshots of one name of several volumes and clones in service: of all, or of none.
-    pub(crate) fn begin_group(
-        &mut self,
-        now: Instant,
-        (ticket, created_ms): (u64, u64),
-        (volumes, name): (Vec<String>, &str),
-        out: Out,
-    ) {
-        let tell = |outcome, out: Out| out.push(Effect::Done { ticket, outcome: Outcome::Grouped(outcome) });
+    pub(crate) fn begin_group(&mut self, now: Instant, ticket: u64, order: GroupOrder, out: Out) {
+        let GroupOrder { members, name, created_ms } = order;
         if self.groups.running.is_full() {
-            return tell(GroupOutcome::Busy, out);
+            return out.push(Effect::Done { ticket, outcome: Outcome::Grouped(GroupOutcome::Busy) });
         }
-        let mut at: Vec<Token> = Vec::new();
-        let mut members = Vec::with_capacity(volumes.len());
-        for volume in &volumes {
-            let (token, head) = match self.member(volume, name) {
-                Ok(found) => found,
-                Err(outcome) => return tell(outcome, out),
-            };
-            let controller = at.iter().position(|of| *of == token).unwrap_or_else(|| {
-                at.push(token);
-                at.len() - 1
+        let own = self.groups.reactor;
+        let mut by_reactor: BTreeMap<usize, Vec<(usize, String)>> = BTreeMap::new();
+        for (place, GroupMemberAt { volume, reactor }) in members.iter().enumerate() {
+            by_reactor.entry(*reactor).or_default().push((place, volume.clone()));
+        }
+        let (found, until) = (vec![None; members.len()], now + GROUP_MAX);
+        let key = self.groups.running.insert(Running {
+            stage: Stage::Joining { found, until },
+            name: name.clone(),
+            created_ms,
+            names: members.into_iter().map(|member| member.volume).collect(),
+            others: by_reactor.keys().copied().filter(|reactor| *reactor != own).collect(),
+            ticket,
+        });
+        for (reactor, members) in by_reactor {
+            let group = (own, key);
+            if reactor != own {
+                let message = Sibling::Join { group, members, name: name.clone() };
+                out.push(Effect::Sibling { reactor, message });
+                continue;
+            }
+            match self.members(members, &name) {
+                Ok(members) => self.on_joined(now, key, own, members, out),
+                Err(outcome) => self.end_group(key, outcome, out),
+            }
+        }
+    }
+
+    /// Where these are; why not, of the first that can't have a snapshot of the name.
+    fn members(&self, members: Vec<(usize, String)>, name: &str) -> Result<Vec<(usize, Token, HeadId)>, GroupOutcome> {
+        let find = |(place, volume): (usize, String)| {
+            let found = self.volumes.find_open(&volume);
+            let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
+            let found = found.filter(|(_, _, v)| v.controller.state() == State::Open);
+            match found {
+                None => Err(GroupOutcome::NotOpen(volume)),
+                Some((_, head, open)) if open.snapshot(head, name).is_some() => Err(GroupOutcome::NameTaken(volume)),
+                Some((at, head, _)) => Ok((place, at, head)),
+            }
+        };
+        members.into_iter().map(find).collect()
+    }
+
+    fn on_joined(&mut self, now: Instant, key: Token, from: usize, members: Vec<(usize, Token, HeadId)>, out: Out) {
+        let Some(running) = self.groups.running.get_mut(key) else { return };
+        let Stage::Joining { found, .. } = &mut running.stage else { return };
+        for (place, at, head) in members {
+            found[place] = Some((Part { reactor: from, at }, head));
+        }
+        let Some(found) = found.iter().copied().collect::<Option<Vec<_>>>() else { return };
+        let mut parts: Vec<Part> = Vec::new();
+        let members = found.into_iter().map(|(part, head)| {
+            let controller = parts.iter().position(|of| *of == part).unwrap_or_else(|| {
+                parts.push(part);
+                parts.len() - 1
             });
-            members.push(GroupMember { controller, head, name: name.to_string() });
-        }
-        let hold = HoldId(self.groups.next_hold);
-        self.groups.next_hold += 1;
-        let group = Group::new(hold, members, created_ms);
-        let key = self.groups.running.insert(Running { group, at, names: volumes, ticket });
+            GroupMember { controller, head, name: running.name.clone() }
+        });
+        let (members, created_ms, is_apart) = (members.collect(), running.created_ms, !running.others.is_empty());
+        let group = Group::new(self.groups.new_hold(), members, created_ms);
+        let group = if is_apart { group.with_reads() } else { group };
+        self.groups.running.get_mut(key).expect("just seen").stage = Stage::Running { group, parts };
         self.drive_group(now, key, GroupEvent::Begin, out);
     }
 
-    fn member(&self, volume: &str, name: &str) -> Result<(Token, HeadId), GroupOutcome> {
-        let found = self.volumes.find_open(volume).and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
-        let found = found.filter(|(_, _, v)| v.controller.state() == State::Open);
-        let (at, head, open) = found.ok_or_else(|| GroupOutcome::NotOpen(volume.to_string()))?;
-        if open.snapshot(head, name).is_some() {
-            Err(GroupOutcome::NameTaken(volume.to_string()))
-        } else {
-            Ok((at, head))
-        }
-    }
-
     fn drive_group(&mut self, now: Instant, key: Token, event: GroupEvent, out: Out) {
-        let Some(running) = self.groups.running.get_mut(key) else { return };
+        let Some(Running { stage: Stage::Running { group, parts }, .. }) = self.groups.running.get_mut(key) else {
+            return;
+        };
         let mut effects = Effects::new();
-        running.group.handle(now, event, &mut effects);
+        group.handle(now, event, &mut effects);
+        let (is_over, parts) = (group.is_over(), parts.clone());
         for effect in effects.take() {
-            let running = self.groups.running.get(key).expect("it is dropped below");
             match effect {
                 GroupEffect::Tell { controller, event } => {
-                    let at = running.at[controller];
-                    self.drive(now, at, event, out);
+                    let (Part { reactor, at }, own) = (parts[controller], self.groups.reactor);
+                    if reactor == own {
+                        self.drive(now, at, event, out);
+                    } else {
+                        let message = Sibling::Tell { group: (own, key), at, event };
+                        out.push(Effect::Sibling { reactor, message });
+                    }
                 }
                 GroupEffect::Over(end) => {
+                    let running = self.groups.running.get(key).expect("it is dropped below");
                     let outcome = Outcome::Grouped(outcome_of(end, &running.names));
                     out.push(Effect::Done { ticket: running.ticket, outcome });
                 }
             }
         }
-        if self.groups.running.get(key).is_some_and(|running| running.group.is_over()) {
-            self.groups.running.remove(key);
+        if is_over {
+            self.drop_group(key, out);
         }
+    }
+
+    /// Before it has begun.
+    fn end_group(&mut self, key: Token, outcome: GroupOutcome, out: Out) {
+        let Some(running) = self.groups.running.get(key) else { return };
+        out.push(Effect::Done { ticket: running.ticket, outcome: Outcome::Grouped(outcome) });
+        self.drop_group(key, out);
+    }
+
+    fn drop_group(&mut self, key: Token, out: Out) {
+        let Some(running) = self.groups.running.remove(key) else { return };
+        let group = (self.groups.reactor, key);
+        for reactor in running.others {
+            out.push(Effect::Sibling { reactor, message: Sibling::Leave { group } });
+        }
+    }
+
+    /// Takes in what another reactor says.
+    pub(crate) fn on_sibling(&mut self, now: Instant, from: usize, message: Sibling, out: Out) {
+        match message {
+            Sibling::Join { group, members, name } => {
+                let message = match self.members(members, &name) {
+                    Ok(members) => {
+                        let controllers = members.iter().map(|(_, at, _)| *at).collect();
+                        self.groups.joined.insert(group, controllers);
+                        Sibling::Joined { group, members }
+                    }
+                    Err(outcome) => Sibling::Refused { group, outcome },
+                };
+                out.push(Effect::Sibling { reactor: from, message });
+            }
+            Sibling::Joined { group: (_, key), members } => self.on_joined(now, key, from, members, out),
+            Sibling::Refused { group: (_, key), outcome } => self.end_group(key, outcome, out),
+            Sibling::Tell { group, at, event } => {
+                if self.groups.joined.get(&group).is_some_and(|parts| parts.contains(&at)) {
+                    self.drive(now, at, event, out);
+                }
+            }
+            Sibling::Heard { group: (_, key), at, heard } => {
+                self.tell_group(now, key, Part { reactor: from, at }, heard, out)
+            }
+            Sibling::Leave { group } => drop(self.groups.joined.remove(&group)),
+        }
+    }
+
+    fn tell_group(&mut self, now: Instant, key: Token, part: Part, heard: Heard, out: Out) {
+        let Some(Running { stage: Stage::Running { parts, .. }, .. }) = self.groups.running.get(key) else { return };
+        let Some(controller) = parts.iter().position(|of| *of == part) else { return };
+        let event = match heard {
+            Heard::Notice(notice) => GroupEvent::Notice { controller, notice },
+            Heard::Gone => GroupEvent::Gone { controller },
+        };
+        self.drive_group(now, key, event, out);
     }
 
     /// Passes on one notice to the groups that its controller is a part of; false where there is none.
     pub(crate) fn settle_groups(&mut self, now: Instant, out: Out) -> bool {
         let Some((at, heard)) = self.groups.heard.pop_front() else { return false };
         for key in self.groups.running.tokens() {
-            let running = self.groups.running.get(key);
-            let Some(controller) = running.and_then(|r| r.at.iter().position(|of| *of == at)) else { continue };
-            let event = match &heard {
-                Heard::Notice(notice) => GroupEvent::Notice { controller, notice: notice.clone() },
-                Heard::Gone => GroupEvent::Gone { controller },
-            };
-            self.drive_group(now, key, event, out);
+            let part = Part { reactor: self.groups.reactor, at };
+            self.tell_group(now, key, part, heard.clone(), out);
+        }
+        for (group, _) in self.groups.joined.iter().filter(|(_, parts)| parts.contains(&at)) {
+            let message = Sibling::Heard { group: *group, at, heard: heard.clone() };
+            out.push(Effect::Sibling { reactor: group.0, message });
         }
         true
     }
 
     pub(crate) fn tick_groups(&mut self, now: Instant, out: Out) {
         for key in self.groups.running.tokens() {
-            let is_due = |r: &Running| r.group.next_deadline().is_some_and(|deadline| deadline <= now);
-            if self.groups.running.get(key).is_some_and(is_due) {
-                self.drive_group(now, key, GroupEvent::Tick, out);
+            let Some(running) = self.groups.running.get(key) else { continue };
+            if running.next_deadline().is_none_or(|deadline| deadline > now) {
+                continue;
+            }
+            match &running.stage {
+                Stage::Running { .. } => self.drive_group(now, key, GroupEvent::Tick, out),
+                Stage::Joining { found, .. } => {
+                    let late = found.iter().position(Option::is_none).unwrap_or(0);
+                    let volume = running.names[late].clone();
+                    self.end_group(key, GroupOutcome::Failed { volume, why: Why::Late, left: Vec::new() }, out);
+                }
             }
         }
     }

@@ -1,24 +1,71 @@
 //! Which of a host's reactors has which volume, under which names; and which of them an order is for.
 //!
-//! A volume belongs to one reactor, with the clones in it. One that is opened goes to the reactor with the fewest, and stays
-//! there. Orders about it go there; those about all volumes go to all.
+//! A volume belongs to one reactor, with the clones in it. Orders about it go there; those about all volumes go to all.
+//!
+//! In a grid of one machine a volume that is opened goes to the reactor with the fewest ([`Spread::Fewest`]). Where
+//! volumes go from host to host, the volume's id says which reactor of each host is its home ([`Spread::ById`]): so
+//! every host knows where it is at every other, and clients whose requests are forwarded are where it will be opened.
+//!
+//! To each other reactors are as hosts are. Each that is not the first has a name of its own among other hosts, NAME#2
+//! for the one of number 2 ([`link_name`]); no host's name has such a sign.
 //!
 //! Invariants: (1) while an order to open a volume is on its way, or the volume is in a reactor's table, it has that home and
-//! no other; (2) what a reactor tells of a volume counts only if that is its home.
+//! no other; (2) what a reactor tells of a volume counts only if that is its home; (3) with [`Spread::ById`] a home never
+//! changes.
 
 use crate::event::Order;
+use crate::offers::{Offer, Place};
 use crate::volumes::{split_export, split_ticket};
 use holdfast_base::{ExportInfo, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 /// Where clients and other hosts come, and what nobody has is looked for.
 pub const FRONT: usize = 0;
+
+/// Between a host's name and the number of its reactor.
+const SIGN: char = '#';
 
 /// An export, and the volume or clone that it is of.
 pub type Shown = (ExportInfo, VolumeId);
 
 /// Names of a volume and of clones in it, and what clients may open of them.
 pub type Names = (BTreeSet<String>, Vec<Shown>);
+
+/// How volumes are spread over the reactors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spread {
+    /// Each that is opened to the reactor with the fewest.
+    Fewest,
+    /// Each by its id, on every host.
+    ById,
+}
+
+/// A host, and where each of its reactors is reached by others.
+pub type HostAt = (String, Vec<SocketAddr>);
+
+/// What one reactor offers together with other hosts, and which reactors of these it needs, by their names among hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Share {
+    pub offers: Vec<Offer>,
+    pub hosts: Vec<(String, SocketAddr)>,
+}
+
+/// The reactor of a host with so many that is a volume's home, where volumes are spread by their ids.
+pub fn home_of(volume: VolumeId, reactors: usize) -> usize {
+    // Ids are drawn at random: see RFC 9562, 5.4.
+    (volume.0 % reactors.max(1) as u128) as usize
+}
+
+/// What a reactor of a host is called among other hosts. Earlier releases know hosts of one.
+pub fn link_name(host: &str, reactor: usize) -> String {
+    if reactor == FRONT { host.to_string() } else { format!("{host}{SIGN}{reactor}") }
+}
+
+/// The host that a reactor is of.
+pub fn host_of_link(name: &str) -> &str {
+    name.split_once(SIGN).map_or(name, |(host, _)| host)
+}
 
 struct Home {
     reactor: usize,
@@ -37,14 +84,17 @@ pub enum Route {
     /// The order of a volume that is opened: it has arrived when [`Homes::arrived`] is called.
     Opens(VolumeId, usize),
     All,
-    /// Its volumes belong to several reactors, and it can be carried out by one alone.
-    Apart,
 }
 
 /// The homes of all volumes of a host.
 pub struct Homes {
     reactors: usize,
+    spread: Spread,
     volumes: BTreeMap<VolumeId, Home>,
+    /// What is offered together with other hosts, by name: the volume that has it.
+    offered: BTreeMap<String, (VolumeId, Shown)>,
+    /// How many reactors other hosts have.
+    others: BTreeMap<String, usize>,
 }
 
 fn base_name(export: &str) -> &str {
@@ -52,18 +102,50 @@ fn base_name(export: &str) -> &str {
 }
 
 impl Homes {
-    pub fn new(reactors: usize) -> Homes {
+    pub fn new(reactors: usize, spread: Spread) -> Homes {
         assert!(reactors > 0, "a host has a reactor");
-        Homes { reactors, volumes: BTreeMap::new() }
+        let (offered, others) = (BTreeMap::new(), BTreeMap::new());
+        Homes { reactors, spread, volumes: BTreeMap::new(), offered, others }
+    }
+
+    /// Takes in what is offered together with other hosts now; gives each reactor's share of it.
+    pub fn set_offers(&mut self, offers: Vec<Offer>, hosts: &[HostAt]) -> Vec<Share> {
+        self.others = hosts.iter().map(|(name, at)| (name.clone(), at.len())).collect();
+        self.offered.clear();
+        let mut shares = vec![Share::default(); self.reactors];
+        for mut offer in offers {
+            let volume = offer.volume;
+            for (name, (id, size_bytes)) in &offer.exports {
+                let export = crate::offers::forwarded(name, *size_bytes);
+                self.offered.insert(name.clone(), (volume, (export, *id)));
+            }
+            if let Place::At(host) = &mut offer.place {
+                *host = self.peer_of(host, volume);
+            }
+            let share = &mut shares[self.of(volume)];
+            for (name, at) in hosts {
+                let reactor = home_of(volume, at.len());
+                let needed = at.get(reactor).map(|address| (link_name(name, reactor), *address));
+                share.hosts.extend(needed.filter(|needed| !share.hosts.contains(needed)));
+            }
+            share.offers.push(offer);
+        }
+        shares
+    }
+
+    /// What the reactor of another host is called that is a volume's home there.
+    pub fn peer_of(&self, host: &str, volume: VolumeId) -> String {
+        link_name(host, home_of(volume, self.others.get(host).copied().unwrap_or(1)))
     }
 
     /// The reactor that a volume is opened on; an order to open it is on its way there from here on.
     pub fn place(&mut self, volume: VolumeId, name: &str) -> usize {
-        let mut counts = vec![0_usize; self.reactors];
-        self.volumes.values().for_each(|home| counts[home.reactor] += 1);
-        let fewest = (0..self.reactors).min_by_key(|reactor| counts[*reactor]).unwrap_or(FRONT);
+        let reactor = match self.spread {
+            Spread::Fewest => self.with_fewest(),
+            Spread::ById => home_of(volume, self.reactors),
+        };
         let home = self.volumes.entry(volume).or_insert_with(|| Home {
-            reactor: fewest,
+            reactor,
             coming: 0,
             is_there: false,
             names: BTreeSet::new(),
@@ -72,6 +154,12 @@ impl Homes {
         home.coming += 1;
         home.names.insert(name.to_string());
         home.reactor
+    }
+
+    fn with_fewest(&self) -> usize {
+        let mut counts = vec![0_usize; self.reactors];
+        self.volumes.values().for_each(|home| counts[home.reactor] += 1);
+        (0..self.reactors).min_by_key(|reactor| counts[*reactor]).unwrap_or(FRONT)
     }
 
     /// An order to open it has come, or will not.
@@ -95,13 +183,21 @@ impl Homes {
     }
 
     pub fn of(&self, volume: VolumeId) -> usize {
-        self.volumes.get(&volume).map_or(FRONT, |home| home.reactor)
+        let unknown = match self.spread {
+            Spread::Fewest => FRONT,
+            Spread::ById => home_of(volume, self.reactors),
+        };
+        self.volumes.get(&volume).map_or(unknown, |home| home.reactor)
+    }
+
+    fn home_of_name(&self, name: &str) -> Option<usize> {
+        let own = self.volumes.values().find(|home| home.names.contains(name)).map(|home| home.reactor);
+        own.or_else(|| self.offered.get(name).map(|(volume, _)| self.of(*volume)))
     }
 
     /// Of a volume, a clone or a snapshot.
     pub fn of_name(&self, name: &str) -> usize {
-        let name = base_name(name);
-        self.volumes.values().find(|home| home.names.contains(name)).map_or(FRONT, |home| home.reactor)
+        self.home_of_name(base_name(name)).unwrap_or(FRONT)
     }
 
     /// Where an export is, if another reactor has it than this one. The empty name is that of the only one there is.
@@ -109,16 +205,32 @@ impl Homes {
         let name = base_name(export);
         let mut homes = self.volumes.values();
         let home = if name.is_empty() {
-            homes.next().filter(|home| home.exports.len() == 1 && self.volumes.len() == 1)
+            homes.next().filter(|home| home.exports.len() == 1 && self.volumes.len() == 1).map(|home| home.reactor)
         } else {
-            homes.find(|home| home.names.contains(name))
+            self.home_of_name(name)
         };
-        home.map(|home| home.reactor).filter(|at| *at != reactor)
+        home.filter(|at| *at != reactor)
     }
 
-    /// What others have than this one.
+    /// What others have than this one, or offer together with other hosts.
     pub fn exports_elsewhere(&self, reactor: usize) -> Vec<Shown> {
-        self.volumes.values().filter(|home| home.reactor != reactor).flat_map(|home| home.exports.clone()).collect()
+        let served = self.volumes.values().filter(|home| home.reactor != reactor).flat_map(|home| home.exports.clone());
+        let mut all: BTreeMap<String, Shown> = served.map(|shown| (shown.0.name.clone(), shown)).collect();
+        for (name, (_, shown)) in self.offered.iter().filter(|(_, (volume, _))| self.of(*volume) != reactor) {
+            all.entry(name.clone()).or_insert_with(|| shown.clone());
+        }
+        all.into_values().collect()
+    }
+
+    /// Says in an order which reactors it is about, as far as that is for the order to say.
+    pub fn address(&self, order: &mut Order) {
+        match order {
+            Order::AskToYield { host, volume } => *host = self.peer_of(host, *volume),
+            Order::SnapshotGroup(order) => {
+                order.members.iter_mut().for_each(|member| member.reactor = self.of_name(&member.volume));
+            }
+            _ => {}
+        }
     }
 
     /// Whom an order is for. One that opens a volume gives it a home.
@@ -127,7 +239,9 @@ impl Homes {
             Order::Open { spec, .. } | Order::Warm { spec } => {
                 Route::Opens(spec.volume, self.place(spec.volume, &spec.name))
             }
-            Order::LetGo { volume } | Order::Dependent { origin: volume, .. } => Route::To(self.of(*volume)),
+            Order::LetGo { volume } | Order::Dependent { origin: volume, .. } | Order::AskToYield { volume, .. } => {
+                Route::To(self.of(*volume))
+            }
             Order::Close { name, .. }
             | Order::Receive { name, .. }
             | Order::Resize { name, .. }
@@ -137,11 +251,8 @@ impl Homes {
             | Order::Change { volume: name, .. }
             | Order::Filters { volume: name, .. }
             | Order::Fork { volume: name, .. } => Route::To(self.of_name(name)),
-            Order::SnapshotGroup { volumes, .. } => {
-                let homes: BTreeSet<usize> = volumes.iter().map(|name| self.of_name(name)).collect();
-                if homes.len() > 1 { Route::Apart } else { Route::To(homes.first().copied().unwrap_or(FRONT)) }
-            }
-            Order::Offer { .. } | Order::AskToYield { .. } => Route::To(FRONT),
+            Order::SnapshotGroup(order) => Route::To(order.members.first().map_or(FRONT, |member| member.reactor)),
+            Order::Offer { .. } => Route::To(FRONT),
             Order::Share(_)
             | Order::KeepSpare(_)
             | Order::Drain(_)
@@ -174,6 +285,7 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{GroupMemberAt, GroupOrder};
 
     const A: VolumeId = VolumeId(1);
     const B: VolumeId = VolumeId(2);
@@ -186,7 +298,7 @@ mod tests {
 
     #[test]
     fn volumes_are_spread_and_stay_where_they_are() {
-        let mut homes = Homes::new(2);
+        let mut homes = Homes::new(2, Spread::Fewest);
         assert_eq!((homes.place(A, "a"), homes.place(B, "b")), (0, 1));
         assert_eq!(homes.place(B, "b"), 1, "where it is");
         assert_eq!(homes.place(C, "c"), 0);
@@ -205,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_let_go_while_it_is_asked_for_anew_stays_where_it_comes() {
-        let mut homes = Homes::new(2);
+        let mut homes = Homes::new(2, Spread::Fewest);
         homes.place(A, "a");
         assert_eq!(homes.place(B, "b"), 1);
         homes.publish(1, B, Some(shown("b", B)));
@@ -220,7 +332,7 @@ mod tests {
 
     #[test]
     fn an_export_of_another_reactor_is_found_there() {
-        let mut homes = Homes::new(2);
+        let mut homes = Homes::new(2, Spread::Fewest);
         homes.place(A, "a");
         homes.place(B, "b");
         homes.publish(0, A, Some(shown("a", A)));
@@ -236,20 +348,24 @@ mod tests {
 
     #[test]
     fn orders_go_to_their_volume_or_to_all() {
-        let mut homes = Homes::new(2);
+        let mut homes = Homes::new(2, Spread::Fewest);
         for (volume, name, reactor) in [(A, "a", 0), (B, "b", 1)] {
             homes.place(volume, name);
             homes.publish(reactor, volume, Some(shown(name, volume)));
             homes.arrived(volume);
         }
-        let group = |names: &[&str]| Order::SnapshotGroup {
-            volumes: names.iter().map(|name| name.to_string()).collect(),
+        let member = |name: &&str| GroupMemberAt { volume: name.to_string(), reactor: FRONT };
+        let mut group = Order::SnapshotGroup(GroupOrder {
+            members: ["b", "a"].iter().map(member).collect(),
             name: "s".to_string(),
             created_ms: 0,
-        };
+        });
         assert_eq!(homes.route(&Order::Prepare { name: "b".to_string() }), Route::To(1));
         assert_eq!(homes.route(&Order::LetGo { volume: B }), Route::To(1));
-        assert_eq!((homes.route(&group(&["b", "b"])), homes.route(&group(&["a", "b"]))), (Route::To(1), Route::Apart));
+        homes.address(&mut group);
+        assert_eq!(homes.route(&group), Route::To(1), "where its first member is");
+        let Order::SnapshotGroup(group) = group else { unreachable!() };
+        assert_eq!(group.members.iter().map(|member| member.reactor).collect::<Vec<_>>(), [1, 0]);
         assert_eq!(homes.route(&Order::KeepSpare(true)), Route::All);
         assert!(Order::KeepSpare(true).again().is_some() && Order::LetGo { volume: B }.again().is_none());
     }

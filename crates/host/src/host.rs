@@ -36,6 +36,8 @@ const CHORES_PACE: Duration = Duration::from_secs(1);
 pub struct Config {
     pub grid: GridId,
     pub name: String,
+    /// Which of the host's reactors the machine runs on.
+    pub reactor: usize,
     /// Of this start; openings of volumes get theirs from it, by counting up.
     pub instance: InstanceId,
     pub budget: Budget,
@@ -100,7 +102,7 @@ impl Host {
             sessions: Slab::new(config.room.max + 1),
             room: config.room,
             forward: Forward::new(config),
-            groups: Groups::new(),
+            groups: Groups::new(config.reactor),
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
@@ -152,6 +154,7 @@ impl Host {
             Event::Close { session } => self.close_session(session),
             Event::Peer(event) => self.forward.hear(event),
             Event::Order { ticket, order } => self.on_order(now, ticket, order, out),
+            Event::Sibling { reactor, message } => self.on_sibling(now, reactor, message, out),
             Event::Tick => self.on_tick(now, out),
         }
         self.settle(now, out);

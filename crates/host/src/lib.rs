@@ -37,10 +37,12 @@ mod writers;
 pub use access::{Caller, Lists};
 pub use admission::{Full, Handshakes, HostPlaces, Room, Source, Taken, Telling, node_peers};
 pub use event::{
-    Call, ChangeOutcome, CloseOutcome, Effect, Event, FilterChange, FilterOutcome, ForkOutcome, GroupOutcome, Level,
-    News, OpenSpec, Order, Outcome, Ownership, PeerEffect, PeerEvent, Policy, ResizeOutcome, Wanted,
+    Call, ChangeOutcome, CloseOutcome, Effect, Event, FilterChange, FilterOutcome, ForkOutcome, GroupMemberAt,
+    GroupOrder, GroupOutcome, Level, News, OpenSpec, Order, Outcome, Ownership, PeerEffect, PeerEvent, Policy,
+    ResizeOutcome, Wanted,
 };
 pub use forward::{LinkId, Peer};
+pub use groups::{GroupId, Heard, Sibling};
 pub use host::{Config, Host};
 pub use limits::{Limits, filter_of};
 pub use mutations::Mutations;

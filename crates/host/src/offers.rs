@@ -8,6 +8,7 @@ use crate::event::{Effect, Outcome, Ownership, PeerEffect, PeerEvent};
 use crate::forward::{
     Ingress, IngressEffect, IngressEvent, OwnerEffect, OwnerEnd, OwnerEvent, Peer, Route, SessionView,
 };
+use crate::homes::{host_of_link, link_name};
 use crate::host::{Host, Out};
 use crate::remotes::{Introduced, Remote};
 use crate::requests::Barrier;
@@ -37,6 +38,12 @@ pub struct Offer {
     pub place: Place,
 }
 
+/// An export that is offered, as clients see it while another host serves it.
+pub fn forwarded(name: &str, size_bytes: u64) -> ExportInfo {
+    let description = "Holdfast volume, through another host".to_string();
+    ExportInfo { name: name.to_string(), description, size_bytes, read_only: false }
+}
+
 pub(crate) struct Forward {
     ingress: Ingress,
     owner: OwnerEnd,
@@ -61,7 +68,7 @@ pub(crate) struct Forward {
 
 impl Forward {
     pub fn new(config: &crate::Config) -> Forward {
-        let mut ingress = Ingress::new(config.grid, &config.name, config.instance);
+        let mut ingress = Ingress::new(config.grid, &link_name(&config.name, config.reactor), config.instance);
         let mut owner = OwnerEnd::new(config.grid, &config.name);
         ingress.set_mutations(config.mutations);
         owner.set_mutations(config.mutations);
@@ -124,8 +131,7 @@ impl Forward {
     /// An export that is offered, but not served here, as clients see it.
     pub fn export(&self, name: &str) -> Option<(VolumeId, ExportInfo)> {
         let (volume, (_, size)) = self.offers.values().find_map(|o| Some((o.volume, *o.exports.get(name)?)))?;
-        let description = "Holdfast volume, through another host".to_string();
-        Some((volume, ExportInfo { name: name.to_string(), description, size_bytes: size, read_only: false }))
+        Some((volume, forwarded(name, size)))
     }
 
     /// The id of an offered volume or clone.
@@ -235,6 +241,7 @@ impl Host {
             }
             OwnerEffect::CloseLink { link } => out.push(Effect::Peer(PeerEffect::CloseLink { link })),
             OwnerEffect::Bind { remote, host, export, client, wrote_at, is_fenced } => {
+                let host = host_of_link(&host).to_string();
                 self.forward.introduced.insert(remote, Introduced { host, client, wrote_at, is_fenced });
                 self.bind_remote(remote, export, out);
             }

@@ -32,8 +32,8 @@ impl Host {
             Order::Filters { volume, change } => {
                 Some(Outcome::Filtered(self.change_filters(now, &volume, change, out)))
             }
-            Order::SnapshotGroup { volumes, name, created_ms } => {
-                self.begin_group(now, (ticket, created_ms), (volumes, &name), out);
+            Order::SnapshotGroup(order) => {
+                self.begin_group(now, ticket, order, out);
                 None
             }
             Order::AskToYield { host, volume } => {

@@ -521,6 +521,7 @@ mod tests {
     fn volumes() -> Volumes {
         let care = Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(1 << 20) };
         Volumes::new(&HostConfig {
+            reactor: crate::homes::FRONT,
             grid: GridId(7),
             name: "a".to_string(),
             instance: InstanceId(1),

@@ -355,6 +355,7 @@ impl MultiHost {
     /// The host's process begins.
     fn start(&mut self, host: usize) {
         let of = Host::new(&holdfast_host::Config {
+            reactor: holdfast_host::homes::FRONT,
             grid: self.world.grid,
             name: name_of(host),
             instance: InstanceId(self.prng.next_u128()),
@@ -422,6 +423,7 @@ impl MultiHost {
             Effect::Changed { .. } => self.trace(&[45, host as u64], || format!("h{host} does otherwise")),
             Effect::Log { text, .. } => self.trace(&[46, host as u64], || format!("h{host}: {text}")),
             Effect::Done { .. } | Effect::News { .. } => {}
+            Effect::Sibling { .. } => unreachable!("a host of one reactor"),
             Effect::Send { .. } | Effect::Meta { .. } | Effect::Reconnect { .. } => {
                 unreachable!("the world has taken calls out")
             }

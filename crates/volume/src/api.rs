@@ -204,10 +204,11 @@ pub enum Event {
     },
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
-    /// Hold back the answers of guests' writes: see [`crate::io::quiesce`]. Answered by [`Notice::Held`], or at once by
-    /// the end.
+    /// Hold back the answers of guests' writes, and of reads if asked: see [`crate::io::quiesce`]. Answered by
+    /// [`Notice::Held`], or at once by the end.
     Hold {
         hold: HoldId,
+        with_reads: bool,
     },
     /// Tell what was held back; answered by [`Notice::HoldEnded`], unless that was told before.
     Release {

@@ -1,10 +1,13 @@
 //! Groups of snapshots over two volumes, each with a controller and nodes of its own, whose answers take time, as do the
-//! messages between the group and the controllers. Guests write in chains: each write is issued when the one before it is
-//! answered, to either volume. What the two snapshots hold together must be a beginning of every chain.
+//! messages between the group and the controllers: as on two reactors of a host. Guests write in chains: each write is
+//! issued, to either volume, when the one before it is answered, or when it is read. What the two snapshots hold together
+//! must be a beginning of every chain.
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Effects, HeadId, HoldId, Instant, ObjectId, Prng};
+use holdfast_base::{
+    BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, Effects, HeadId, HoldId, Instant, ObjectId, Prng, buf,
+};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::quiesce::HOLD_MAX;
 use holdfast_volume::{Change, Event, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, Target, Why};
@@ -32,7 +35,26 @@ struct Chain {
     /// To which volume each write went.
     went: Vec<usize>,
     waits_for: Option<(usize, u64)>,
+    /// A read of what was written last.
+    look: Option<u64>,
     not_before: Option<Instant>,
+}
+
+/// When a chain's next write is issued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Follows {
+    /// After the answer to the one before it.
+    Answers,
+    /// After that was read: what was not answered may be seen.
+    Reads,
+}
+
+/// What a group holds back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holds {
+    Nothing,
+    Writes,
+    All,
 }
 
 /// What goes wrong in a run.
@@ -58,6 +80,7 @@ struct Run {
     lagging: Option<u64>,
     timer_late: Duration,
     chains: Vec<Chain>,
+    follows: Follows,
     group: Group,
     begins_at: Option<Instant>,
     end: Option<GroupEnd>,
@@ -68,11 +91,11 @@ fn offset_of(chain: usize, k: u64) -> u64 {
 }
 
 impl Run {
-    fn new(seed: u64, trouble: Trouble, holds: bool) -> Run {
+    fn new(seed: u64, trouble: Trouble, holds: Holds, follows: Follows) -> Run {
         let world = |number: u64| {
             let mut world = World::new(seed * 2 + number, 3, Layout::Mirror { copies: 2 }, SIZE);
             let mut bounds = config(0, 0);
-            bounds.mutations.hold_tells = !holds;
+            bounds.mutations.hold_tells = holds == Holds::Nothing;
             bounds.writeback_bytes_max = 8 << 20;
             world.config = Some(bounds);
             world.open();
@@ -92,6 +115,7 @@ impl Run {
         let now = worlds[0].now.max(worlds[1].now);
         let member = |controller| GroupMember { controller, head: HeadId::VOLUME, name: NAME.to_string() };
         let is_lagging = trouble == Trouble::Lag;
+        let group = Group::new(HoldId(1), vec![member(0), member(1)], 2);
         Run {
             worlds,
             now,
@@ -101,7 +125,8 @@ impl Run {
             lagging: is_lagging.then(|| prng.below(12)),
             timer_late: if is_lagging { Duration::from_secs(prng.below(6)) } else { Duration::ZERO },
             chains: (0..CHAINS).map(|_| Chain::default()).collect(),
-            group: Group::new(HoldId(1), vec![member(0), member(1)], 2),
+            follows,
+            group: if holds == Holds::All { group.with_reads() } else { group },
             begins_at: Some(now + Duration::from_micros(prng.below(20_000))),
             end: None,
             prng,
@@ -162,17 +187,38 @@ impl Run {
         (0..CHAINS).for_each(|chain| self.go_on(chain));
     }
 
-    /// The chain's next write, once the one before it is answered.
+    /// Whether the chain's last write was answered, or read.
+    fn is_seen(&mut self, number: usize, volume: usize, token: u64) -> bool {
+        let (world, chain) = (&mut self.worlds[volume], &mut self.chains[number]);
+        if self.follows == Follows::Answers {
+            return world.replies.remove(&token).is_some();
+        }
+        let k = chain.went.len() as u64 - 1;
+        if let Some(look) = chain.look {
+            match world.replies.remove(&look) {
+                None => return false,
+                Some(Ok(BlockData::Data(parts))) if buf::concat(&parts)[600] == k as u8 + 1 => {
+                    chain.look = None;
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+        chain.look = Some(world.request(BlockOp::Read(ByteRange::new(offset_of(number, k), BLOCK))));
+        false
+    }
+
+    /// The chain's next write, once the one before it is seen.
     fn go_on(&mut self, number: usize) {
-        let chain = &mut self.chains[number];
-        if let Some((volume, token)) = chain.waits_for {
-            if self.worlds[volume].replies.remove(&token).is_none() {
+        if let Some((volume, token)) = self.chains[number].waits_for {
+            if !self.is_seen(number, volume, token) {
                 return;
             }
-            chain.waits_for = None;
+            self.chains[number].waits_for = None;
             let pause = if self.prng.chance(300) { self.prng.below(500) } else { 0 };
-            chain.not_before = Some(self.now + Duration::from_micros(pause));
+            self.chains[number].not_before = Some(self.now + Duration::from_micros(pause));
         }
+        let chain = &mut self.chains[number];
         let k = chain.went.len() as u64;
         if chain.not_before.is_some_and(|at| at > self.now) {
             return;
@@ -223,8 +269,8 @@ impl Run {
 }
 
 /// How many writes the group holds; `None` where it failed, as it may.
-fn run(seed: u64, trouble: Trouble, holds: bool) -> Result<Option<usize>, String> {
-    let mut run = Run::new(seed, trouble, holds);
+fn run(seed: u64, trouble: Trouble, holds: Holds, follows: Follows) -> Result<Option<usize>, String> {
+    let mut run = Run::new(seed, trouble, holds, follows);
     let close_at = run.now + Duration::from_micros(run.prng.below(40_000));
     let mut closed = trouble != Trouble::Close;
     while !run.group.is_over() {
@@ -262,8 +308,12 @@ fn run(seed: u64, trouble: Trouble, holds: bool) -> Result<Option<usize>, String
 }
 
 fn outcomes(seeds: std::ops::Range<u64>, trouble: Trouble) -> Vec<Option<usize>> {
-    let outcome = |seed| run(seed, trouble, true).unwrap_or_else(|why| panic!("seed {seed}, {trouble:?}: {why}"));
-    seeds.map(outcome).collect()
+    outcomes_of(seeds, trouble, Holds::Writes, Follows::Answers)
+}
+
+fn outcomes_of(seeds: std::ops::Range<u64>, trouble: Trouble, holds: Holds, follows: Follows) -> Vec<Option<usize>> {
+    let fails = |seed, why| panic!("seed {seed}, {trouble:?}, {holds:?}, {follows:?}: {why}");
+    seeds.map(|seed| run(seed, trouble, holds, follows).unwrap_or_else(|why| fails(seed, why))).collect()
 }
 
 fn hold_ends(world: &World) -> Vec<bool> {
@@ -277,7 +327,7 @@ fn hold_ends(world: &World) -> Vec<bool> {
 #[test]
 fn a_hold_keeps_answers_of_writes_and_nothing_else() {
     let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, SIZE);
-    world.push(Event::Hold { hold: HoldId(1) });
+    world.push(Event::Hold { hold: HoldId(1), with_reads: false });
     let write = |world: &mut World| world.request(BlockOp::Write { offset: 0, data: Buf::copy_from(&[7; 4096]) });
     let held = write(&mut world);
     let flush = world.request(BlockOp::Flush);
@@ -286,13 +336,13 @@ fn a_hold_keeps_answers_of_writes_and_nothing_else() {
     assert_eq!(world.read(0, BLOCK), [7; 4096], "the write is done");
     assert!(world.replies.contains_key(&flush) && world.replies.contains_key(&beyond));
     assert!(!world.replies.contains_key(&held));
-    world.push(Event::Hold { hold: HoldId(2) });
+    world.push(Event::Hold { hold: HoldId(2), with_reads: false });
     assert_eq!(hold_ends(&world), [false], "one hold at a time");
     world.push(Event::Release { hold: HoldId(1) });
     assert_eq!(hold_ends(&world), [false, true]);
     world.wait(held);
     // Its host has forgotten it.
-    world.push(Event::Hold { hold: HoldId(3) });
+    world.push(Event::Hold { hold: HoldId(3), with_reads: false });
     let held = write(&mut world);
     world.settle(HOLD_MAX / 2);
     assert!(!world.replies.contains_key(&held));
@@ -307,7 +357,7 @@ fn a_hold_keeps_answers_of_writes_and_nothing_else() {
 fn a_hold_of_an_owner_that_may_have_a_successor_is_not_whole() {
     for comes_back in [true, false] {
         let mut world = World::new(2, 3, Layout::Mirror { copies: 2 }, SIZE);
-        world.push(Event::Hold { hold: HoldId(1) });
+        world.push(Event::Hold { hold: HoldId(1), with_reads: false });
         (0..3).for_each(|i| world.node_hangs(i));
         // Grants have run out.
         world.settle(HOLD_MAX * 3 / 7);
@@ -327,6 +377,15 @@ fn a_group_holds_a_beginning_of_every_chain_of_writes() {
     let counts = outcomes(0..60, Trouble::None);
     assert!(counts.iter().all(Option::is_some));
     assert!(counts.iter().filter(|count| **count > Some(9)).count() > 20, "it is taken in the midst: {counts:?}");
+}
+
+#[test]
+fn where_reads_are_held_back_too_it_holds_a_beginning_of_what_was_read() {
+    let counts = outcomes_of(0..60, Trouble::None, Holds::All, Follows::Reads);
+    assert!(counts.iter().filter(|count| **count > Some(9)).count() > 20, "it is taken in the midst: {counts:?}");
+    let counts = outcomes_of(1000..1100, Trouble::Lag, Holds::All, Follows::Reads);
+    let taken = counts.iter().flatten().count();
+    assert!((1..counts.len()).contains(&taken), "both happens: {counts:?}");
 }
 
 #[test]
@@ -350,7 +409,9 @@ fn a_name_that_one_member_has_is_refused_and_nothing_is_taken() {
 
 #[test]
 fn without_holding_back_answers_it_would_not_be_consistent() {
-    let found = (0..60).filter(|seed| run(*seed, Trouble::None, false).is_err()).count();
-    assert!(found > 0, "a deliberate fault that this test must find");
-    println!("found by {found} of 60 seeds");
+    for (holds, follows) in [(Holds::Nothing, Follows::Answers), (Holds::Writes, Follows::Reads)] {
+        let found = (0..60).filter(|seed| run(*seed, Trouble::None, holds, follows).is_err()).count();
+        assert!(found > 0, "a deliberate fault that this test must find: {holds:?}, {follows:?}");
+        println!("{holds:?}, {follows:?}: found by {found} of 60 seeds");
+    }
 }

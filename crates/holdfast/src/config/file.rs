@@ -100,7 +100,7 @@ impl Reader<'_> {
         let key = &KEYS[at];
         let text = match value {
             DeValue::String(text) => text.to_string(),
-            DeValue::Integer(number) if matches!(key.kind, Kind::Count(..)) => number.as_str().to_string(),
+            DeValue::Integer(number) if matches!(key.kind, Kind::Threads(_)) => number.as_str().to_string(),
             other => {
                 let what = format!("{} is {}, and has to be a text: {}", key.name, kind_of(other), key.kind.text());
                 return self.complain(span, what, advice(key));

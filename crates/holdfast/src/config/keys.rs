@@ -25,8 +25,8 @@ pub enum Kind {
     Group,
     /// `on` or `off`.
     Switch,
-    /// A count between these.
-    Count(u32, u32),
+    /// A count up to this, or `auto`.
+    Threads(u32),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,7 +39,8 @@ pub enum Value {
     Share(u32),
     Group(String),
     Switch(bool),
-    Count(u32),
+    /// Zero is `auto`.
+    Threads(u32),
 }
 
 /// One key.
@@ -188,16 +189,16 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "cpu.reactors",
-        kind: Kind::Count(1, REACTORS_MAX),
-        default: "1",
+        kind: Kind::Threads(REACTORS_MAX),
+        default: "auto",
         example: "4",
         brief: "Threads of the host that serve volumes, each with volumes of its own.",
-        more: "One thread serves all volumes of a host by default. With more of them volumes are spread over as many cores, and \
-               so is the memory above. One volume is served by one thread. Only in a grid of one machine it counts, and \
-               snapshots of a group (`--with`) can't be taken of volumes on several threads.",
+        more: "By default half of the machine's cores, one at least: the others are for nodes and guests. Volumes are spread \
+               over these threads, and so is the memory above. One volume is served by one thread. In a grid of several \
+               machines a volume's id says which thread serves it.",
         older_name: "",
         older: |_| None,
-        put: |settings, value| settings.reactors = value.count() as usize,
+        put: |settings, value| settings.reactors = value.threads(),
     },
     Key {
         name: "cache.reads",
@@ -277,7 +278,7 @@ impl Kind {
             Kind::Share(to) => format!("a share from 1 % to {to} %, or off"),
             Kind::Group => "a group's name or number".to_string(),
             Kind::Switch => "on or off".to_string(),
-            Kind::Count(from, to) => format!("a number from {from} to {to}"),
+            Kind::Threads(to) => format!("a number from 1 to {to}, or auto"),
         }
     }
 
@@ -314,9 +315,10 @@ impl Kind {
                 "off" => Ok(Value::Switch(false)),
                 _ => Err(format!("`{text}` is neither: it is {}", self.text())),
             },
-            Kind::Count(from, to) => {
+            Kind::Threads(_) if text == "auto" => Ok(Value::Threads(0)),
+            Kind::Threads(to) => {
                 let count: u64 = text.parse().map_err(|_| format!("`{text}` is no number: it is {}", self.text()))?;
-                in_range(count, from.into(), to.into()).map(|count| Value::Count(count as u32))
+                in_range(count, 1, to.into()).map(|count| Value::Threads(count as u32))
             }
             Kind::Share(_) if text == "off" => Ok(Value::Share(0)),
             Kind::Share(to) => {
@@ -329,13 +331,21 @@ impl Kind {
 }
 
 impl Value {
-    /// Bytes, seconds, or how many.
+    /// Bytes, or seconds.
     pub fn count(&self) -> u64 {
         match self {
             Value::Size(size) => size.0,
             Value::Span(span) => span.as_secs(),
-            Value::Count(count) => u64::from(*count),
             _ => unreachable!("the table puts only numbers where numbers go"),
+        }
+    }
+
+    /// Half of the cores where nobody says how many.
+    fn threads(&self) -> usize {
+        match self {
+            Value::Threads(0) => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
+            Value::Threads(count) => *count as usize,
+            _ => unreachable!("the table puts only threads where threads go"),
         }
     }
 
@@ -387,7 +397,8 @@ impl Value {
             Value::Share(0) => "off".to_string(),
             Value::Share(percent) => format!("{percent} %"),
             Value::Group(group) => group.clone(),
-            Value::Count(count) => count.to_string(),
+            Value::Threads(0) => "auto".to_string(),
+            Value::Threads(count) => count.to_string(),
             Value::Switch(is_on) => if *is_on { "on" } else { "off" }.to_string(),
         }
     }

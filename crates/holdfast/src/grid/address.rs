@@ -114,7 +114,7 @@ pub fn of_others(meta: &Arc<dyn MetaStore>, config: &GridConfig) -> Result<Vec<I
     let is_elsewhere = |id: u32| machines.get(&id).is_some_and(|machine| *machine != config.host.name);
     let nodes = catalog.nodes()?.into_iter().filter(|node| is_elsewhere(node.id)).map(|node| node.address.ip());
     let hosts = presence::host_addresses(meta)?.into_iter().filter(|(name, _)| *name != config.host.name);
-    Ok(nodes.chain(hosts.filter_map(|(_, address)| Some(address?.ip()))).collect())
+    Ok(nodes.chain(hosts.flat_map(|(_, addresses)| addresses).map(|address| address.ip())).collect())
 }
 
 /// What a machine's part of the grid is to have.

@@ -10,7 +10,7 @@ use super::catalog::{Catalog, Entry};
 use super::commands::{self, Command};
 use super::control::{ANSWER_MAX, CLOSE_MAX, ControlPlane};
 use super::executors;
-use super::presence::{TTL, address_of};
+use super::presence::{TTL, addresses_of};
 use super::records::{News, Records};
 use crate::logger;
 use anyhow::{Context, Result};
@@ -22,6 +22,7 @@ use holdfast_cluster::{
 use holdfast_format::meta::{ExportRecord, decode};
 use holdfast_format::portal::Answer;
 use holdfast_format::wire::{Reply, Request};
+use holdfast_host::homes::HostAt;
 use holdfast_host::{Offer, OpenSpec, Order, Outcome as HostOutcome, Place, Volume};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
@@ -235,10 +236,10 @@ impl Offers {
 }
 
 /// Volumes, and where hosts are.
-pub type Offered = (Vec<Offer>, Vec<(String, SocketAddr)>);
+pub type Offered = (Vec<Offer>, Vec<HostAt>);
 
 /// What this host offers together with others, and where those are.
-pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<String, Option<SocketAddr>>) -> Offered {
+pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<String, Vec<SocketAddr>>) -> Offered {
     let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
     let mut wanted = BTreeSet::new();
     for entry in entries.iter().filter(|entry| catalog.is_offered(entry)) {
@@ -256,7 +257,8 @@ pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<Stri
         wanted.extend(entry.portals.iter().cloned());
     }
     wanted.remove(catalog.host());
-    let reached = wanted.into_iter().filter_map(|host| Some((host.clone(), (*hosts.get(&host)?)?)));
+    let reached = wanted.into_iter().filter_map(|host| hosts.get_key_value(&host)).filter(|(_, at)| !at.is_empty());
+    let reached = reached.map(|(host, at)| (host.clone(), at.clone()));
     (offers.into_values().collect(), reached.collect())
 }
 
@@ -274,13 +276,13 @@ impl ControlPlane {
         // One that can't be read is not offered; it is told of elsewhere.
         let entries: Vec<Entry> = offered.into_iter().filter_map(|id| self.catalog.entry(id).ok().flatten()).collect();
         let hosts = self.records.view(|view| {
-            view.hosts().iter().map(|(host, record)| (host.clone(), address_of(record.as_ref()))).collect()
+            view.hosts().iter().map(|(host, record)| (host.clone(), addresses_of(record.as_ref()))).collect()
         });
         let live = entries.iter().filter(|entry| !entry.root.deleted).cloned().collect::<Vec<_>>();
         let next = offers(&self.catalog, &live, &hosts);
         if told.as_ref() != Some(&next) {
             let (offers, hosts) = next.clone();
-            self.ask(|answer| Command::Offers { offers, hosts, answer })?;
+            self.offer(offers, &hosts)?;
             *told = Some(next);
         }
         Ok(())

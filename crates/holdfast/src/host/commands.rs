@@ -11,9 +11,10 @@ use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, LongTurn, NodeInfo, Outa
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
+use holdfast_host::homes::Share;
 use holdfast_host::reservation::FixedVolume;
 use holdfast_host::views::{self, Kin, Published};
-use holdfast_host::{Event as HostEvent, Offer, Order, Outcome};
+use holdfast_host::{Event as HostEvent, Order, Outcome, Sibling};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};
@@ -103,10 +104,9 @@ pub enum Command {
         beside: Option<VolumeId>,
         answer: Answer<Vec<Claim>>,
     },
-    /// The volumes that this host and others offer, and where hosts are.
+    /// What the reactor offers together with other hosts: see [`super::reactors::Reactors::offer`].
     Offers {
-        offers: Vec<Offer>,
-        hosts: Vec<(String, SocketAddr)>,
+        share: Share,
         answer: Answer<()>,
     },
     /// Certificates were revoked: answered when their connections are ended.
@@ -128,13 +128,18 @@ pub enum Command {
         nodes: Vec<(NodeId, SocketAddr)>,
         answer: Answer<()>,
     },
-    /// This machine has this address now; gives where other hosts reach this one, if they may.
+    /// This machine has this address now; gives where other hosts reach the reactor, if they may.
     Address {
         ip: IpAddr,
-        answer: Answer<Result<Option<SocketAddr>, ListenError>>,
+        answer: Answer<Result<Vec<SocketAddr>, ListenError>>,
     },
     /// A client that another reactor has handed over.
     Arrival(Box<Arrival>),
+    /// What another reactor's host machine says to this one's.
+    Sibling {
+        from: usize,
+        message: Sibling,
+    },
     /// The process is about to end.
     Stop,
     /// `None` where the node is out of reach, or the connection is lost on the way.
@@ -222,6 +227,9 @@ impl Shell {
                 }
             }
             Command::Arrival(arrival) => self.on_arrival(now, *arrival, io),
+            Command::Sibling { from, message } => {
+                self.host.handle(now, HostEvent::Sibling { reactor: from, message }, &mut self.effects);
+            }
             Command::Stop => self.begin_stop(now, io),
             Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
@@ -240,10 +248,8 @@ impl Shell {
                 answer.tell(());
             }
             Command::Address { ip, answer } => answer.tell(self.take_address(ip, io)),
-            Command::Offers { offers, hosts, answer } => {
-                let numbers = self.peers.set_wanted(now, &hosts, io);
-                let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
-                self.tell_host(now, Order::Offer { offers, hosts });
+            Command::Offers { share, answer } => {
+                self.take_offers(now, share, io);
                 answer.tell(());
             }
             Command::CutRevoked { answer } => {
@@ -255,6 +261,12 @@ impl Shell {
             Command::Cut { node, cut, answer } => answer.tell(self.links.set_cut(now, node, cut, io)),
             Command::Call { node, request, answer } => self.call(node, &request, answer, io),
         }
+    }
+
+    pub(super) fn take_offers(&mut self, now: Instant, share: Share, io: &mut Io) {
+        let numbers = self.peers.set_wanted(now, &share.hosts, io);
+        let hosts = share.hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
+        self.tell_host(now, Order::Offer { offers: share.offers, hosts });
     }
 
     fn give_order(&mut self, now: Instant, order: Order, answer: Answer<Outcome>) {

@@ -18,7 +18,7 @@ use super::limits;
 use super::meta::{Health, Meta};
 use super::presence::Presence;
 use super::questions;
-use super::reactors::Reactors;
+use super::reactors::{Busy, Reactors};
 use super::records::Records;
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
@@ -42,10 +42,11 @@ use holdfast_cluster::trend::Trend;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
+use holdfast_host::homes::HostAt;
 use holdfast_host::reservation::{Fixed, FixedVolume, owned_bytes};
 use holdfast_host::views::Published;
 use holdfast_host::{
-    ChangeOutcome, CloseOutcome, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
+    ChangeOutcome, CloseOutcome, Offer, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
@@ -82,8 +83,12 @@ const SIZE_BYTES_MAX: u64 = 1 << 50;
 
 /// Asks the reactor, and waits for its answer.
 pub fn ask<T>(reactors: &Arc<Reactors>, patience: Duration, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
+    await_answer(patience, |answer| reactors.post(command(answer)))
+}
+
+fn await_answer<T>(patience: Duration, post: impl FnOnce(Answer<T>) -> Result<(), Busy>) -> Result<T> {
     let (answer, answered) = sync_channel(1);
-    if reactors.post(command(Answer::Whole(answer))).is_err() {
+    if post(Answer::Whole(answer)).is_err() {
         refuse!(Code::Unavailable, "the host is too busy to take commands; try again");
     }
     answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
@@ -476,6 +481,11 @@ impl ControlPlane {
 
     pub(super) fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
         ask(&self.reactors, ANSWER_MAX, command)
+    }
+
+    /// Tells the reactors what this host offers together with others.
+    pub(super) fn offer(&self, offers: Vec<Offer>, hosts: &[HostAt]) -> Result<()> {
+        await_answer(ANSWER_MAX, |answer| self.reactors.offer(offers, hosts, answer))
     }
 
     /// Has the host do something that takes no time of its own.

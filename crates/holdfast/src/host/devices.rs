@@ -311,7 +311,7 @@ impl ControlPlane {
         let config: GridConfig = self.dir.load()?;
         if let Some(ip) = config.address().filter(|ip| self.presence.address().is_none_or(|now| now.ip() != *ip)) {
             let bound = self.ask(|answer| Command::Address { ip, answer })?;
-            self.presence.set_address(bound.context("other hosts can't reach this one at its new address")?)?;
+            self.presence.set_addresses(bound.context("other hosts can't reach this one at its new address")?)?;
         }
         self.catalog.set_own_nodes(&config.nodes)?;
         self.use_nodes(self.catalog.nodes()?)?;

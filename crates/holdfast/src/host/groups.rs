@@ -4,7 +4,8 @@ use super::catalog::{Entry, check_name};
 use super::control::{CHANGE_MAX, ControlPlane};
 use anyhow::{Result, bail};
 use holdfast_api::{Code, VolumeInfo, refuse};
-use holdfast_host::{GroupOutcome, Order};
+use holdfast_host::homes::FRONT;
+use holdfast_host::{GroupMemberAt, GroupOrder, GroupOutcome, Order};
 use holdfast_runtime::clock;
 use holdfast_volume::Why;
 
@@ -31,8 +32,9 @@ impl ControlPlane {
     }
 
     fn take_group(&self, entries: &[Entry], name: &str) -> Result<()> {
-        let volumes: Vec<String> = entries.iter().map(|entry| entry.name().to_string()).collect();
-        let order = Order::SnapshotGroup { volumes, name: name.to_string(), created_ms: clock::wall_ms() };
+        let members = entries.iter().map(|entry| GroupMemberAt { volume: entry.name().to_string(), reactor: FRONT });
+        let created_ms = clock::wall_ms();
+        let order = Order::SnapshotGroup(GroupOrder { members: members.collect(), name: name.to_string(), created_ms });
         match self.order_within(CHANGE_MAX, order)?.grouped() {
             GroupOutcome::Done => Ok(()),
             GroupOutcome::NotOpen(volume) => {
@@ -54,11 +56,6 @@ impl ControlPlane {
                     "nothing is taken: earlier groups are still being undone; `holdfast status` shows what waits"
                 )
             }
-            GroupOutcome::Apart => refuse!(
-                Code::State,
-                "the volumes are served by several reactors of this host, and no moment is the same for all of them; set cpu.reactors \
-                 to 1 in holdfast.toml, restart the host (`holdfast grid down --host`, `holdfast grid up`), and try again"
-            ),
             GroupOutcome::Failed { volume, why, left } => bail!("{}", failure_text(&volume, why, &left, name)),
         }
     }

@@ -39,7 +39,7 @@ impl ControlPlane {
     fn check_can_reach(&self, entry: &Entry, host: &str) -> Result<()> {
         let hosts = self.presence.hosts()?;
         for name in [host, self.catalog.host().as_str()] {
-            if matches!(hosts.get(name), Some(None)) {
+            if hosts.get(name).is_some_and(Vec::is_empty) {
                 refuse!(
                     Code::Unavailable,
                     "volume {} can't be offered by several hosts: host {name} can't be reached by others; its machine needs a node, or \

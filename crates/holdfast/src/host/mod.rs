@@ -169,6 +169,12 @@ impl Shell {
             // NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
             Effect::News { .. } => {}
             Effect::Peer(effect) => self.on_peer_effect(now, effect, io),
+            Effect::Sibling { reactor, message } => {
+                let command = Command::Sibling { from: self.number, message };
+                if self.reactors.post_to(reactor, command).is_err() {
+                    logger::warn(format_args!("reactor {reactor} takes nothing just now; what it was told is lost"));
+                }
+            }
             Effect::Done { ticket, outcome } => self.waiters.on_done(ticket, outcome),
             Effect::Changed { volume } => self.tell_local(volume),
             Effect::Log { level: Level::Info, text } => logger::info(format_args!("{text}")),

@@ -20,14 +20,14 @@ impl Near {
 impl Shell {
     /// This machine has this address, too: its nodes are there from here on, and other hosts are to come there if they may.
     /// Where it had another, that goes on to be listened on.
-    pub(super) fn take_address(&mut self, ip: IpAddr, io: &mut Io) -> Result<Option<SocketAddr>, ListenError> {
+    pub(super) fn take_address(&mut self, ip: IpAddr, io: &mut Io) -> Result<Vec<SocketAddr>, ListenError> {
         self.near.0.insert(ip);
         if self.host_listeners.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let (listener, bound) = io.listen_tcp(SocketAddr::new(ip, 0))?;
         self.host_listeners.push(listener);
-        Ok(Some(bound))
+        Ok(vec![bound])
     }
 
     /// Of all nodes, those on this machine.

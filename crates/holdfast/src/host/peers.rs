@@ -13,6 +13,7 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, Instant, Slab, Token};
 use holdfast_format::portal::{Answer, Ask};
 use holdfast_format::wire::Message;
+use holdfast_host::homes::host_of_link;
 use holdfast_host::{LinkId, PeerEvent, Source};
 use holdfast_runtime::framed::{Framed, REVOKED, Secured};
 use holdfast_runtime::pki::Role;
@@ -141,10 +142,11 @@ impl Peers {
         }
     }
 
-    /// Whether the other end of a link has shown that it is this host; without TLS nobody shows anything.
-    pub fn is_from(&self, link: LinkId, host: &str) -> bool {
+    /// Whether the other end of a link has shown that it is a reactor of this host; without TLS nobody shows anything.
+    pub fn is_from(&self, link: LinkId, name: &str) -> bool {
         let Some(link) = self.links.get(Token(link.0)) else { return false };
-        !link.conn.is_secured() || link.conn.peer().is_some_and(|peer| peer.role == Role::Host(host.to_string()))
+        let host = Role::Host(host_of_link(name).to_string());
+        !link.conn.is_secured() || link.conn.peer().is_some_and(|peer| peer.role == host)
     }
 
     pub fn on_accepted(
@@ -343,7 +345,7 @@ impl Peers {
 
     fn connect(&mut self, now: Instant, peer: usize, io: &mut Io) {
         let Peer { name, address, .. } = &self.peers[peer];
-        let role = Role::Host(name.clone());
+        let role = Role::Host(host_of_link(name).to_string());
         let connect = |tls: &HostTls| Ok(Secured::new(tls.connect(role)?, tls.revoked().clone()));
         let session: Result<_, TlsError> = self.tls.as_ref().map(connect).transpose();
         let secured = match session {

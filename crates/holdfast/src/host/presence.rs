@@ -44,10 +44,10 @@ pub struct Presence {
     state: Arc<Mutex<Held>>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Held {
-    /// Where this host's desk can be reached by others.
-    address: Option<SocketAddr>,
+    /// Where this host's reactors can be reached by others, by number, if they may.
+    addresses: Vec<SocketAddr>,
     lease: LeaseId,
     /// The host's record is on this lease.
     named: bool,
@@ -66,14 +66,16 @@ pub fn live_hosts(meta: &Meta) -> Result<BTreeSet<String>> {
     Ok(host_addresses(meta)?.into_keys().collect())
 }
 
-/// Hosts that say that they are there, and where each can be reached by others, if it can.
-pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Option<SocketAddr>>> {
-    Ok(host_records(meta)?.map(|(host, record)| (host, address_of(record.as_ref()))).collect())
+/// Hosts that say that they are there, and where the reactors of each can be reached by others, if they can.
+pub fn host_addresses(meta: &Meta) -> Result<BTreeMap<String, Vec<SocketAddr>>> {
+    Ok(host_records(meta)?.map(|(host, record)| (host, addresses_of(record.as_ref()))).collect())
 }
 
-/// Where a host can be reached by others, as its record says.
-pub fn address_of(record: Option<&HostRecord>) -> Option<SocketAddr> {
-    record?.address.as_ref()?.parse().ok()
+/// Where a host's reactors can be reached by others, by number, as its record says.
+pub fn addresses_of(record: Option<&HostRecord>) -> Vec<SocketAddr> {
+    let Some(record) = record else { return Vec::new() };
+    let all = record.address.iter().chain(&record.reactors).map(|address| address.parse());
+    all.collect::<Result<_, _>>().unwrap_or_default()
 }
 
 /// By name; nothing of a record that this release can't read.
@@ -111,9 +113,14 @@ pub fn all_take_spare(view: &View) -> bool {
 
 impl Presence {
     /// Announces the host, once it holds its directory's locks.
-    pub fn announce(meta: Meta, (host, address): (&str, Option<SocketAddr>), dir: &GridDir) -> Result<Presence> {
+    pub fn announce(meta: Meta, (host, addresses): (&str, &[SocketAddr]), dir: &GridDir) -> Result<Presence> {
         let home = home_of(dir);
-        let state = Arc::new(Mutex::new(Held { address, lease: meta.grant(TTL)?, named: false, ended: false }));
+        let state = Arc::new(Mutex::new(Held {
+            addresses: addresses.to_vec(),
+            lease: meta.grant(TTL)?,
+            named: false,
+            ended: false,
+        }));
         let presence = Presence { meta, host: host.to_string(), home, state };
         let end = Instant::now() + PREDECESSOR_MAX;
         while let Some(other) = presence.renew()? {
@@ -152,13 +159,13 @@ impl Presence {
     }
 
     pub fn address(&self) -> Option<SocketAddr> {
-        self.held().address
+        self.held().addresses.first().copied()
     }
 
     /// Other hosts reach this one here from now on.
-    pub fn set_address(&self, address: Option<SocketAddr>) -> Result<()> {
+    pub fn set_addresses(&self, addresses: Vec<SocketAddr>) -> Result<()> {
         let mut held = self.held();
-        (held.address, held.named) = (address, false);
+        (held.addresses, held.named) = (addresses, false);
         drop(held);
         self.renew().map(drop)
     }
@@ -170,9 +177,12 @@ impl Presence {
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = host_key(&self.host);
+        let mut addresses = self.held().addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().into_iter();
         let record = HostRecord {
             home: self.home.clone(),
-            address: self.address().map(|address| address.to_string()),
+            address: addresses.next(),
+            reactors: addresses.collect(),
+            knows_reactors: true,
             reads_root: ROOT_VERSION,
             answers: true,
             runs_errands: true,
@@ -230,8 +240,15 @@ impl Presence {
     }
 
     /// Hosts that say that they are there, and where they can be reached.
-    pub fn hosts(&self) -> Result<BTreeMap<String, Option<SocketAddr>>> {
+    pub fn hosts(&self) -> Result<BTreeMap<String, Vec<SocketAddr>>> {
         host_addresses(&self.meta)
+    }
+
+    /// Other hosts that are there, of releases that know hosts of one reactor only.
+    pub fn hosts_of_one_reactor(&self) -> Result<Vec<String>> {
+        let knows = |record: Option<HostRecord>| record.is_some_and(|record| record.knows_reactors);
+        let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
+        Ok(others.filter(|(_, record)| !knows(record.clone())).map(|(host, _)| host).collect())
     }
 
     /// Other hosts that are there, and can be asked how their volumes are.
@@ -305,13 +322,13 @@ mod tests {
     fn a_name_is_one_hosts_and_its_successor_in_the_same_directory_does_not_wait() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let dir = |path: &str| GridDir::choose(Some(Path::new(path))).unwrap();
-        let first = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
+        let first = Presence::announce(meta.clone(), ("a", &[]), &dir("/x")).unwrap();
         let version = first.be_steward(&*meta, MetaVersion::ABSENT).unwrap();
         assert!(version.is_some());
-        let second = Presence::announce(meta.clone(), ("b", None), &dir("/y")).unwrap();
+        let second = Presence::announce(meta.clone(), ("b", &[]), &dir("/y")).unwrap();
         assert_eq!(second.be_steward(&*meta, MetaVersion::ABSENT).unwrap(), None);
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["a".to_string(), "b".to_string()]));
-        let again = Presence::announce(meta.clone(), ("a", None), &dir("/x")).unwrap();
+        let again = Presence::announce(meta.clone(), ("a", &[]), &dir("/x")).unwrap();
         assert_eq!(again.take_name().unwrap(), None);
         let elsewhere = Presence { home: "other".to_string(), ..again.clone() };
         assert!(elsewhere.take_name().unwrap().is_some());

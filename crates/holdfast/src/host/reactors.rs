@@ -7,16 +7,18 @@
 //!
 //! Reactors are to each other as hosts are: each goes by what records say of others' volumes. What all share is divided evenly.
 //!
-//! Limits: other hosts come to the first reactor alone, so a grid of several has one reactor a host.
+//! Other hosts come to the reactor that is a volume's home: each listens for them on a port of its own.
 
 use super::commands::{Answer, Command, LiveStatus};
 use super::nbd::Arrival;
 use holdfast_base::VolumeId;
 pub use holdfast_host::homes::FRONT;
-use holdfast_host::homes::{Homes, Route};
-use holdfast_host::{GroupOutcome, Order, Outcome};
+use holdfast_host::homes::{Homes, HostAt, Route, Spread};
+use holdfast_host::{Offer, Order, Outcome};
 use holdfast_runtime::mailbox::Sender;
+use holdfast_runtime::reactor::ListenError;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -35,8 +37,8 @@ pub struct Reactors {
 pub struct Busy;
 
 impl Reactors {
-    pub fn new(count: usize) -> Reactors {
-        Reactors { count, posts: OnceLock::new(), homes: Mutex::new(Homes::new(count)) }
+    pub fn new(count: usize, spread: Spread) -> Reactors {
+        Reactors { count, posts: OnceLock::new(), homes: Mutex::new(Homes::new(count, spread)) }
     }
 
     pub fn begin(&self, posts: Vec<Sender<Command>>) {
@@ -83,11 +85,12 @@ impl Reactors {
 
     /// Has the command carried out where it belongs.
     pub fn post(self: &Arc<Self>, command: Command) -> Result<(), Busy> {
-        if self.count == 1 {
-            return self.post_to(FRONT, command);
-        }
         match command {
-            Command::Order { order, answer } => self.post_order(order, answer),
+            Command::Order { mut order, answer } => {
+                self.homes().address(&mut order);
+                self.post_order(order, answer)
+            }
+            command if self.count == 1 => self.post_to(FRONT, command),
             Command::Status { answer } => self.post_to_all(answer, merge_status, |answer| Command::Status { answer }),
             Command::Volume { name, answer } => {
                 self.post_to(self.homes().of_name(&name), Command::Volume { name, answer })
@@ -128,6 +131,12 @@ impl Reactors {
             Command::Nodes { nodes, answer } => {
                 self.post_to_all(answer, drop, |answer| Command::Nodes { nodes: nodes.clone(), answer })
             }
+            Command::Address { ip, answer } => {
+                let all = |parts: Vec<Result<Vec<SocketAddr>, ListenError>>| {
+                    parts.into_iter().collect::<Result<Vec<_>, _>>().map(concat)
+                };
+                self.post_to_all(answer, all, |answer| Command::Address { ip, answer })
+            }
             Command::CutRevoked { answer } => self.post_to_all(answer, drop, |answer| Command::CutRevoked { answer }),
             Command::Through { volume, answer } => {
                 let sum = |parts: Vec<usize>| parts.iter().sum();
@@ -135,14 +144,26 @@ impl Reactors {
             }
             command @ (Command::Claims { .. }
             | Command::Offers { .. }
-            | Command::Address { .. }
             | Command::Call { .. }
             | Command::Arrival(_)
+            | Command::Sibling { .. }
             | Command::Stop) => self.post_to(FRONT, command),
         }
     }
 
+    /// Tells all reactors what this host offers together with others.
+    pub fn offer(self: &Arc<Self>, offers: Vec<Offer>, hosts: &[HostAt], answer: Answer<()>) -> Result<(), Busy> {
+        let mut shares = self.homes().set_offers(offers, hosts).into_iter();
+        self.post_to_all(answer, drop, |answer| {
+            let share = shares.next().expect("there is a share for each reactor");
+            Command::Offers { share, answer }
+        })
+    }
+
     fn post_order(&self, order: Box<Order>, answer: Answer<Outcome>) -> Result<(), Busy> {
+        if self.count == 1 {
+            return self.post_to(FRONT, Command::Order { order, answer });
+        }
         // In a line of its own: what is posted must not find it locked.
         let route = self.homes().route(&order);
         match route {
@@ -158,10 +179,6 @@ impl Reactors {
                     Command::Order { order, answer }
                 })
             }
-            Route::Apart => {
-                answer.tell(Outcome::Grouped(GroupOutcome::Apart));
-                Ok(())
-            }
         }
     }
 
@@ -169,7 +186,7 @@ impl Reactors {
         &self,
         answer: Answer<T>,
         merge: impl FnOnce(Vec<T>) -> T + Send + 'static,
-        command: impl Fn(Answer<T>) -> Command,
+        mut command: impl FnMut(Answer<T>) -> Command,
     ) -> Result<(), Busy> {
         let parts = (0..self.count).map(|_| None).collect();
         let gathered = Arc::new(Mutex::new(Gathered { parts, merge: Some(Box::new(merge)), whole: answer }));

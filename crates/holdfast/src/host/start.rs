@@ -22,11 +22,12 @@ use crate::link_tls::Door;
 use crate::logger::{self, Voice};
 use crate::nbd_uri::Place;
 use anyhow::{Context, Result, anyhow};
-use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
+use holdfast_base::{DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, VolumeId};
+use holdfast_host::homes::{Share, Spread};
 use holdfast_host::reservation::FixedVolume;
 use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Limits, Lists, OpenSpec, Order, Room};
 use holdfast_runtime::mailbox::{self, Sender};
-use holdfast_runtime::reactor::{self, ListenError, ListenerId, Reactor};
+use holdfast_runtime::reactor::{self, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::TlsServer;
 use holdfast_runtime::tls::link::{HostTls, ServerTls};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,8 +44,12 @@ struct Common {
     grid: GridId,
     name: String,
     address: Option<IpAddr>,
+    /// Where other hosts may come.
+    for_hosts: Option<IpAddr>,
     /// The grid's certificates, where links have TLS.
     links_tls: Option<HostTls>,
+    /// For hosts that come here.
+    door: Option<ServerTls>,
     clients_tls: Option<TlsServer>,
     nodes: Vec<(NodeId, SocketAddr)>,
     own_nodes: Vec<NodeConfig>,
@@ -64,13 +69,24 @@ struct Common {
     draining: BTreeSet<DeviceId>,
 }
 
-/// What only the first reactor has.
+/// Where clients and other hosts come to a reactor.
 #[derive(Default)]
 struct Front {
+    /// Only the first has any.
     clients: Vec<ListenerId>,
     hosts: Vec<ListenerId>,
-    door: Option<ServerTls>,
 }
+
+/// The reactors that are not the first.
+#[derive(Default)]
+struct Others {
+    threads: Vec<JoinHandle<()>>,
+    /// Where other hosts reach them, in their order.
+    addresses: Vec<SocketAddr>,
+}
+
+/// Another reactor than the first, as it says that it has begun: the way to it, and where other hosts reach it.
+type Begun = (Sender<Command>, Option<SocketAddr>);
 
 impl Common {
     /// A reactor's shell, which has heard all that it has to know before its first volume; and the way to it.
@@ -81,6 +97,7 @@ impl Common {
         let host = Host::new(&Config {
             grid: self.grid,
             name: self.name.clone(),
+            reactor: number,
             instance: InstanceId(uuid::Uuid::new_v4().as_u128()),
             budget: Budget {
                 writeback_bytes: self.budget.writeback_bytes / count as u64,
@@ -103,7 +120,11 @@ impl Common {
             effects: Effects::new(),
             spare: Effects::new(),
             links: Links::new(self.grid, &self.name, self.links_tls.clone(), &self.nodes, Voice::new(number == FRONT)),
-            peers: Peers::new(self.links_tls.clone(), Door::new(front.door, self.places.links / 2), self.places.links),
+            peers: Peers::new(
+                self.links_tls.clone(),
+                Door::new(self.door.clone(), self.places.links / 2),
+                self.places.links,
+            ),
             clients: Clients::new(
                 self.places,
                 (self.grid, revoked),
@@ -138,16 +159,16 @@ impl Common {
 }
 
 /// Another reactor than the first, on a thread of its own.
-fn begin_other(common: &Arc<Common>, number: usize) -> Result<(Sender<Command>, JoinHandle<()>)> {
+fn begin_other(common: &Arc<Common>, number: usize) -> Result<(Begun, JoinHandle<()>)> {
     let (ready, is_ready) = sync_channel(1);
     let own = Arc::clone(common);
     let thread = std::thread::Builder::new().name(format!("reactor {number}"));
     let thread = thread.spawn(move || run_other(&own, number, &ready)).context("no thread for a reactor")?;
-    let sender = is_ready.recv().map_err(|_| anyhow!("reactor {number} has ended before it began"))??;
-    Ok((sender, thread))
+    let begun = is_ready.recv().map_err(|_| anyhow!("reactor {number} has ended before it began"))??;
+    Ok((begun, thread))
 }
 
-fn run_other(common: &Common, number: usize, ready: &SyncSender<Result<Sender<Command>>>) {
+fn run_other(common: &Common, number: usize, ready: &SyncSender<Result<Begun>>) {
     /// What a reactor leaves half done nobody may go on with.
     struct EndsTheProcess;
     impl Drop for EndsTheProcess {
@@ -160,12 +181,15 @@ fn run_other(common: &Common, number: usize, ready: &SyncSender<Result<Sender<Co
     let _guard = EndsTheProcess;
     let make = || {
         let mut reactor = Reactor::new(reactor::Config::default())?;
-        let (shell, sender) = common.shell(number, &mut reactor, Front::default())?;
-        anyhow::Ok((reactor, shell, sender))
+        let hosts = listen_to_hosts(&mut reactor, common.for_hosts, common.places)?;
+        let address = hosts.map(|(_, address)| address);
+        let hosts = hosts.into_iter().map(|(listener, _)| listener).collect();
+        let (shell, sender) = common.shell(number, &mut reactor, Front { clients: Vec::new(), hosts })?;
+        anyhow::Ok((reactor, shell, (sender, address)))
     };
     let (mut reactor, mut shell) = match make() {
-        Ok((reactor, shell, sender)) => {
-            let _ = ready.send(Ok(sender));
+        Ok((reactor, shell, begun)) => {
+            let _ = ready.send(Ok(begun));
             (reactor, shell)
         }
         Err(error) => return drop(ready.send(Err(error))),
@@ -194,7 +218,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let mut reactor = Reactor::new(reactor_config)?;
     let places = places();
     let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
-    let host_listener = listen_to_hosts(&mut reactor, &config, places)?;
+    let for_hosts = config.address().filter(|_| is_shared(&config));
+    let host_listener = listen_to_hosts(&mut reactor, for_hosts, places)?;
     let door = config.tls.then(|| certificates().load_host_server(&config.host.name)).transpose()?;
     let revocations = revocations(certificates(), links_tls.as_ref(), door.as_ref())?;
     if let (Some(ways), Some(door)) = (&links_tls, &door) {
@@ -203,7 +228,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     machines::check_member(dir, &config, &catalog)?;
     // The sockets are ours now: no other host runs in this directory.
     let address = host_listener.map(|(_, address)| address);
-    let presence = presence::Presence::announce(meta.clone(), (&config.host.name, address), dir)?;
+    let addresses: Vec<SocketAddr> = address.into_iter().collect();
+    let presence = presence::Presence::announce(meta.clone(), (&config.host.name, &addresses), dir)?;
     catalog.set_own_nodes(&config.nodes)?;
     machines::announce(dir, &config, &catalog, address)?;
     let own_nodes = config.nodes.clone();
@@ -215,12 +241,15 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let exported = catalog.exported()?;
     let keys = Arc::new(keys::Keys::new(dir, catalog.clone()));
     let (assignment, inputs) = assignment::Assignment::new();
-    let reactors = Arc::new(Reactors::new(count_of(&config, &settings)));
+    let spread = if is_shared(&config) { Spread::ById } else { Spread::Fewest };
+    let reactors = Arc::new(Reactors::new(count_of(&settings, &presence)?, spread));
     let common = Arc::new(Common {
         grid,
         name: config.host.name.clone(),
         address: config.address(),
+        for_hosts,
         links_tls,
+        door,
         clients_tls: settings.tls_dir.as_deref().map(tls::load_and_follow).transpose()?,
         nodes: config.nodes.iter().map(|node| (NodeId(node.id), node.address)).collect(),
         own_nodes,
@@ -242,12 +271,13 @@ pub fn run(dir: &GridDir) -> Result<()> {
         draining: catalog.draining()?,
     });
     let hosts = host_listener.iter().map(|(listener, _)| *listener).collect();
-    let (mut shell, threads) = begin_reactors(&common, &mut reactor, Front { clients: listeners, hosts, door })?;
+    let (mut shell, others) = begin_reactors(&common, &mut reactor, Front { clients: listeners, hosts })?;
+    if !addresses.is_empty() {
+        presence.set_addresses(addresses.into_iter().chain(others.addresses).collect())?;
+    }
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
     let now = reactor.io().now();
-    let numbers = shell.peers.set_wanted(now, &hosts, reactor.io());
-    let hosts = hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
-    shell.tell_host(now, Order::Offer { offers, hosts });
+    offer_at_start(&mut shell, now, reactors.homes().set_offers(offers, &hosts), reactor.io());
     // Those whose keys are not there, or take a while, are opened later.
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         open_at_start(&mut shell, &reactors, spec);
@@ -257,20 +287,37 @@ pub fn run(dir: &GridDir) -> Result<()> {
     control::start(dir, (&config, settings), told, revocations, (Arc::clone(&reactors), assignment, inputs))?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
-    drive(&mut reactor, &mut shell, threads)?;
+    drive(&mut reactor, &mut shell, others.threads)?;
     presence.end();
     logger::info(format_args!("host {} stops", config.host.name));
     Ok(())
 }
 
 /// The first reactor's shell, and the threads of the others; all can be told from here on.
-fn begin_reactors(common: &Arc<Common>, reactor: &mut Reactor, front: Front) -> Result<(Shell, Vec<JoinHandle<()>>)> {
+fn begin_reactors(common: &Arc<Common>, reactor: &mut Reactor, front: Front) -> Result<(Shell, Others)> {
     let (shell, post) = common.shell(FRONT, reactor, front)?;
-    let others = (1..common.reactors.count()).map(|number| begin_other(common, number));
-    let (mut posts, threads): (Vec<_>, Vec<_>) = others.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-    posts.insert(FRONT, post);
+    let (mut posts, mut others) = (vec![post], Others::default());
+    for number in 1..common.reactors.count() {
+        let ((post, address), thread) = begin_other(common, number)?;
+        posts.push(post);
+        others.addresses.extend(address);
+        others.threads.push(thread);
+    }
     common.reactors.begin(posts);
-    Ok((shell, threads))
+    Ok((shell, others))
+}
+
+/// Tells each reactor what it offers together with other hosts.
+fn offer_at_start(shell: &mut Shell, now: Instant, shares: Vec<Share>, io: &mut Io) {
+    for (number, share) in shares.into_iter().enumerate() {
+        if number == FRONT {
+            shell.take_offers(now, share, io);
+            continue;
+        }
+        // The first thing that it is told.
+        let offers = Command::Offers { share, answer: Answer::Part(Box::new(|()| {})) };
+        shell.reactors.post_to(number, offers).expect("there is room for it");
+    }
 }
 
 /// Runs the first reactor to its end, and then waits for the others.
@@ -301,16 +348,23 @@ fn open_at_start(shell: &mut Shell, reactors: &Arc<Reactors>, spec: OpenSpec) {
     }
 }
 
-/// Other hosts come to one reactor.
-fn count_of(config: &GridConfig, settings: &HostSettings) -> usize {
-    let is_alone = matches!(config.meta, MetaConfig::Embedded);
-    if !is_alone && settings.reactors > 1 {
-        logger::warn(format_args!(
-            "cpu.reactors is {}, and counts in a grid of one machine alone: this host has one",
-            settings.reactors
-        ));
+/// Volumes may go from host to host.
+fn is_shared(config: &GridConfig) -> bool {
+    matches!(config.meta, MetaConfig::Etcd(_))
+}
+
+/// Hosts of releases that know hosts of one reactor only find no volume on another one.
+fn count_of(settings: &HostSettings, presence: &presence::Presence) -> Result<usize> {
+    let count = settings.reactors.max(1);
+    let old = if count == 1 { Vec::new() } else { presence.hosts_of_one_reactor()? };
+    if old.is_empty() {
+        return Ok(count);
     }
-    if is_alone { settings.reactors.max(1) } else { 1 }
+    logger::warn(format_args!(
+        "this host has one reactor, not {count}, since {} would not find volumes on others: its release is older. Bring it to this          one, then restart this host (`holdfast grid down --host`, `holdfast grid up`)",
+        old.join(", ")
+    ));
+    Ok(1)
 }
 
 /// How many may come.
@@ -337,14 +391,13 @@ fn revocations(certificates: Certificates, links: Option<&HostTls>, door: Option
     Ok(revocations)
 }
 
-/// Where portals of other hosts come: at this machine's address, on a port that the host's record tells.
+/// Where other hosts come to a reactor: at this machine's address, on a port that the host's record tells.
 fn listen_to_hosts(
     reactor: &mut Reactor,
-    config: &GridConfig,
+    ip: Option<IpAddr>,
     places: HostPlaces,
 ) -> Result<Option<(ListenerId, SocketAddr)>> {
-    let is_shared = matches!(config.meta, MetaConfig::Etcd(_));
-    let Some(ip) = config.address().filter(|_| is_shared) else { return Ok(None) };
+    let Some(ip) = ip else { return Ok(None) };
     let address = SocketAddr::new(ip, 0);
     let (listener, bound) = reactor.io().listen_tcp(address).context("a port for other hosts")?;
     reactor.io().set_accepted_max(listener, places.links + places.closing);

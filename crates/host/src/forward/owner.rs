@@ -17,6 +17,7 @@
 
 use super::arrived;
 use crate::Mutations;
+use crate::homes::host_of_link;
 use holdfast_base::{
     BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
     VolumeId, buf::concat, crc32c,
@@ -137,6 +138,7 @@ type Out<'a> = &'a mut Effects<OwnerEffect>;
 struct Link {
     /// Of the messages.
     version: u32,
+    /// Of one of a host's reactors: see [`crate::homes`].
     host: String,
     instance: InstanceId,
     number: u64,
@@ -344,7 +346,7 @@ impl OwnerEnd {
                 self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out);
             }
             Ask::Attach { session, export, fresh } => {
-                let client = Client::of_portal(&self.links[&link].host);
+                let client = Client::of_portal(host_of_link(&self.links[&link].host));
                 self.on_attach(link, token, (session, fresh), (export, client, (None, false)), out);
             }
             Ask::AttachAs { session, export, fresh, client, wrote_ms, fenced } => {

@@ -493,6 +493,8 @@ impl Grid {
             takes_spare,
             takes_requests,
             knows_trash,
+            reactors: Vec::new(),
+            knows_reactors: true,
             other,
         };
         let compares = vec![(key.clone(), own.name_version)];

@@ -3,7 +3,7 @@
 //!
 //! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until
 //! [`crate::Event::Release`]. The writes themselves go on. Not held back: answers that say that a request failed, since
-//! nothing follows from them; those of reads; and those of flushes. A flush speaks of writes that were answered before,
+//! nothing follows from them; those of reads, unless that is asked for; and those of flushes. A flush speaks of writes that were answered before,
 //! which are durable. It says nothing about writes that were not, so nobody can conclude from it that one of these is
 //! done.
 //!
@@ -34,16 +34,18 @@ pub(crate) struct Quiesce {
     id: HoldId,
     until: Instant,
     is_released: bool,
-    /// Whose writes are done.
-    answers: Vec<RequestToken>,
+    with_reads: bool,
+    /// Whose requests are done, and what they are told.
+    answers: Vec<(RequestToken, BlockData)>,
 }
 
 impl Controller {
-    pub(crate) fn on_quiesce(&mut self, id: HoldId, out: Out) {
+    pub(crate) fn on_quiesce(&mut self, id: HoldId, with_reads: bool, out: Out) {
         if self.state != State::Open || self.quiesce.is_some() {
             return self.notice(Notice::HoldEnded { hold: id, whole: false }, out);
         }
-        self.quiesce = Some(Quiesce { id, until: self.basis.now + HOLD_MAX, is_released: false, answers: Vec::new() });
+        let until = self.basis.now + HOLD_MAX;
+        self.quiesce = Some(Quiesce { id, until, is_released: false, with_reads, answers: Vec::new() });
         self.notice(Notice::Held { hold: id }, out);
     }
 
@@ -61,8 +63,18 @@ impl Controller {
     /// Tells a guest that its write is done, now or when answers are told again.
     pub(crate) fn tell_written(&mut self, token: RequestToken, out: Out) {
         match &mut self.quiesce {
-            Some(hold) if !self.basis.config.mutations.hold_tells() => hold.answers.push(token),
+            Some(hold) if !self.basis.config.mutations.hold_tells() => hold.answers.push((token, BlockData::Done)),
             _ => self.reply(token, Ok(BlockData::Done), out),
+        }
+    }
+
+    /// Tells a guest what it has read, now or when answers are told again.
+    pub(crate) fn tell_read(&mut self, token: RequestToken, data: BlockData, out: Out) {
+        match &mut self.quiesce {
+            Some(hold) if hold.with_reads && !self.basis.config.mutations.hold_tells() => {
+                hold.answers.push((token, data));
+            }
+            _ => self.reply(token, Ok(data), out),
         }
     }
 
@@ -82,8 +94,8 @@ impl Controller {
     pub(crate) fn end_quiesce(&mut self, whole: bool, out: Out) {
         let Some(hold) = self.quiesce.take() else { return };
         self.notice(Notice::HoldEnded { hold: hold.id, whole }, out);
-        for token in hold.answers {
-            self.reply(token, Ok(BlockData::Done), out);
+        for (token, data) in hold.answers {
+            self.reply(token, Ok(data), out);
         }
     }
 
@@ -91,7 +103,7 @@ impl Controller {
     pub(crate) fn abandon_quiesce(&mut self, error: BlockError, out: Out) {
         let Some(hold) = self.quiesce.take() else { return };
         self.notice(Notice::HoldEnded { hold: hold.id, whole: false }, out);
-        for token in hold.answers {
+        for (token, _) in hold.answers {
             self.reply(token, Err(error), out);
         }
     }

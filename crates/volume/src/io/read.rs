@@ -321,7 +321,10 @@ impl Controller {
                 self.counters.reads += 1;
                 self.governor.on_answered(self.basis.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
-                self.reply(request, result.map(BlockData::Data), out);
+                match result {
+                    Ok(parts) => self.tell_read(request, BlockData::Data(parts), out),
+                    Err(error) => self.reply(request, Err(error), out),
+                }
             }
         }
     }
@@ -371,7 +374,7 @@ impl Controller {
             }
         }
         let token = op.guest().expect("only guests ask for a status");
-        self.reply(token, Ok(BlockData::Status(extents)), out);
+        self.tell_read(token, BlockData::Status(extents), out);
     }
 }
 

@@ -18,9 +18,10 @@
 //! and lies in front of its record. A hold that ended too early says so ([`Notice::HoldEnded`]), at whatever time, and
 //! the group is undone.
 //!
-//! What a guest *reads* of a write that was not answered yet is not held back. Where it matters, the shell carries out
-//! the effects of one event before it takes another request: then all records are appended at one place in the order of
-//! requests.
+//! What a guest *reads* of a write that was not answered yet: where all controllers are driven by one thread, it carries
+//! out the effects of one event before it takes another request, so all records are appended at one place in the order of
+//! requests. Where they are not, reads' answers are held back, too ([`Group::with_reads`]): what was read of a member
+//! after its record is heard when all records are appended.
 //!
 //! Invariants: (1) [`GroupEffect::Over`] is told once; (2) a group that is told as taken has every snapshot, under
 //! holds that ended whole; (3) every hold that was asked for is released; (4) of a group that failed every snapshot is
@@ -141,6 +142,7 @@ struct Holder {
 
 pub struct Group {
     hold: HoldId,
+    with_reads: bool,
     created_ms: u64,
     members: Vec<(GroupMember, SnapshotState)>,
     holders: Vec<Holder>,
@@ -162,6 +164,7 @@ impl Group {
         let holder = |controller| Holder { controller, state: HoldState::Asked, is_released: false };
         Group {
             hold,
+            with_reads: false,
             created_ms,
             members: members.into_iter().map(|member| (member, SnapshotState::None)).collect(),
             holders: controllers.into_iter().map(holder).collect(),
@@ -170,6 +173,12 @@ impl Group {
             failure: None,
             is_told: false,
         }
+    }
+
+    /// Holds back what guests read as well: the controllers are not all driven by one thread.
+    #[must_use]
+    pub fn with_reads(self) -> Group {
+        Group { with_reads: true, ..self }
     }
 
     pub fn handle(&mut self, now: Instant, event: GroupEvent, out: Out) {
@@ -194,7 +203,8 @@ impl Group {
     fn begin(&mut self, now: Instant, out: Out) {
         self.deadline = Some(now + GROUP_MAX);
         for holder in &self.holders {
-            out.push(GroupEffect::Tell { controller: holder.controller, event: Event::Hold { hold: self.hold } });
+            let event = Event::Hold { hold: self.hold, with_reads: self.with_reads };
+            out.push(GroupEffect::Tell { controller: holder.controller, event });
         }
     }
 
@@ -451,7 +461,7 @@ mod tests {
         /// What was told since this was asked last, in short.
         fn told(&mut self) -> Vec<String> {
             let short = |(controller, event): (usize, Event)| match event {
-                Event::Hold { hold: HOLD } => format!("hold {controller}"),
+                Event::Hold { hold: HOLD, .. } => format!("hold {controller}"),
                 Event::Release { hold: HOLD } => format!("release {controller}"),
                 Event::Change(Change::Snapshot { head, .. }) => format!("take {controller}.{}", head.0),
                 Event::Change(Change::DropSnapshot { head, .. }) => format!("drop {controller}.{}", head.0),
