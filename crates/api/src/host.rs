@@ -22,6 +22,9 @@ pub struct HostStatus {
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_turn: Option<LongTurn>,
+    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
+    #[serde(default)]
+    pub crossings: u64,
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
     /// Volumes whose space is still being returned.

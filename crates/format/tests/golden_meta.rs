@@ -112,7 +112,11 @@ fn records_are_written_as_ever() {
     let host: HostRecord = stays(
         r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
     );
-    assert!(host.knows_trash);
+    assert!(host.knows_trash && !host.knows_reactors);
+    let host: HostRecord = stays(
+        r#"{"home":"m:/d","address":"127.0.0.1:7","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"reactors":["127.0.0.1:8"],"knows_reactors":true}"#,
+    );
+    assert!(host.knows_reactors && host.reactors == ["127.0.0.1:8"]);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let reserved: ReservedRecord =
         stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);

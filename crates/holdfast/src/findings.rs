@@ -495,6 +495,7 @@ mod tests {
                 cpu_ms: 0,
                 resident_bytes: 0,
                 longest_turn: None,
+                crossings: 0,
                 trouble: None,
             },
             metadata: MetadataView { store: "embedded".to_string(), trouble: None },

@@ -347,6 +347,45 @@ mod tests {
     }
 
     #[test]
+    fn each_reactor_offers_what_is_at_home_there_and_knows_where_that_is_at_others() {
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let offer = |number: u128, place| Offer {
+            volume: VolumeId(number),
+            exports: BTreeMap::from([(format!("v{number}"), (VolumeId(number), 1))]),
+            place,
+        };
+        let mut homes = Homes::new(2, Spread::ById);
+        let at_other = || Place::At("other".to_string());
+        let hosts =
+            [("other".to_string(), vec![address(1), address(2), address(3)]), ("old".to_string(), vec![address(9)])];
+        let shares = homes.set_offers(vec![offer(4, at_other()), offer(5, at_other()), offer(8, Place::Here)], &hosts);
+        let old = ("old".to_string(), address(9));
+        assert_eq!(
+            shares[0].hosts,
+            [("other#1".to_string(), address(2)), old.clone(), ("other#2".to_string(), address(3))]
+        );
+        assert_eq!(shares[1].hosts, [("other#2".to_string(), address(3)), old]);
+        let placed = |share: &Share| share.offers.iter().map(|of| (of.volume.0, of.place.clone())).collect::<Vec<_>>();
+        assert_eq!(placed(&shares[0]), [(4, Place::At("other#1".to_string())), (8, Place::Here)]);
+        assert_eq!(placed(&shares[1]), [(5, Place::At("other#2".to_string()))]);
+        assert_eq!((host_of_link("other#2"), host_of_link("old")), ("other", "old"));
+        // A client of what another host serves goes where it is opened if it comes here.
+        assert_eq!(
+            (homes.elsewhere(0, "v5"), homes.elsewhere(1, "v5@s"), homes.elsewhere(1, "v4")),
+            (Some(1), None, Some(0))
+        );
+        assert_eq!(homes.exports_elsewhere(0).len(), 1);
+        assert_eq!(homes.place(VolumeId(5), "v5"), 1);
+        let mut ask = Order::AskToYield { host: "other".to_string(), volume: VolumeId(8) };
+        homes.address(&mut ask);
+        assert!(matches!(&ask, Order::AskToYield { host, .. } if host == "other#2"));
+        assert_eq!(homes.route(&ask), Route::To(0));
+        assert_eq!(homes.peer_of("gone", VolumeId(8)), "gone");
+        homes.set_offers(Vec::new(), &[]);
+        assert_eq!(homes.elsewhere(0, "v4"), None);
+    }
+
+    #[test]
     fn orders_go_to_their_volume_or_to_all() {
         let mut homes = Homes::new(2, Spread::Fewest);
         for (volume, name, reactor) in [(A, "a", 0), (B, "b", 1)] {

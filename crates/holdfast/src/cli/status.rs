@@ -446,6 +446,8 @@ pub struct HostView {
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_turn: Option<LongTurn>,
+    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
+    pub crossings: u64,
     /// Why the host told nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -524,6 +526,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         cpu_ms: cost.cpu().as_millis() as u64,
         resident_bytes: cost.resident_bytes,
         longest_turn: status.as_ref().and_then(|status| status.longest_turn.clone()),
+        crossings: status.as_ref().map_or(0, |status| status.crossings),
         trouble: removed.or(waits_for.map(|why| format!("it waits for the grid's metadata: {why}"))).or(trouble),
     };
     let status = status.unwrap_or_default();

@@ -520,6 +520,7 @@ impl ControlPlane {
             metadata_trouble,
             days_to_full: self.days_to_full(&live.nodes, &volumes),
             longest_turn: live.longest_turn,
+            crossings: self.reactors.crossings(),
             nodes: live.nodes,
             volumes,
             deleting,

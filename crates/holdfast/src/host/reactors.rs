@@ -19,6 +19,7 @@ use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::reactor::ListenError;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub struct Reactors {
     count: usize,
     posts: OnceLock<Vec<Sender<Command>>>,
     homes: Mutex<Homes>,
+    crossings: AtomicU64,
 }
 
 /// The command is handed back to nobody: there was no room for it.
@@ -38,7 +40,12 @@ pub struct Busy;
 
 impl Reactors {
     pub fn new(count: usize, spread: Spread) -> Reactors {
-        Reactors { count, posts: OnceLock::new(), homes: Mutex::new(Homes::new(count, spread)) }
+        Reactors {
+            count,
+            posts: OnceLock::new(),
+            homes: Mutex::new(Homes::new(count, spread)),
+            crossings: AtomicU64::new(0),
+        }
     }
 
     pub fn begin(&self, posts: Vec<Sender<Command>>) {
@@ -50,11 +57,18 @@ impl Reactors {
         self.count
     }
 
+    /// Messages between reactors and looks at [`Homes`], so far.
+    pub fn crossings(&self) -> u64 {
+        self.crossings.load(Ordering::Relaxed)
+    }
+
     pub(super) fn homes(&self) -> MutexGuard<'_, Homes> {
+        self.crossings.fetch_add(1, Ordering::Relaxed);
         self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn post_to(&self, reactor: usize, command: Command) -> Result<(), Busy> {
+        self.crossings.fetch_add(1, Ordering::Relaxed);
         let posts = self.posts.get().ok_or(Busy)?;
         posts[reactor].post(command).map_err(|_| Busy)
     }
