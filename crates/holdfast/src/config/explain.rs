@@ -19,10 +19,9 @@ pub fn explain_keys() -> String {
 pub fn explain_key(name: &str) -> Option<String> {
     let chosen = KEYS.iter().filter(|key| key.name == name || key.section() == name || key.leaf() == name);
     let text = |key: &Key| {
-        let (section, leaf, example) = (key.section(), key.leaf(), key.example);
+        let (name, example) = (key.name, key.example);
         format!(
-            "{}: {}\n{}\n\n  takes      {}\n  default    {}\n  example    [{section}]\n             {leaf} = \"{example}\"",
-            key.name,
+            "{name}: {}\n{}\n\n  takes      {}\n  default    {}\n  example    {name} = \"{example}\"",
             key.brief,
             plain(key.more),
             key.kind.text(),
@@ -86,19 +85,19 @@ pub fn markdown() -> String {
         };
         let told = wrap(&format!("{} {}", key.brief, key.more), 118).join("\n");
         text.push_str(&format!(
-            "\n## {}\n\n{told}\n\nTakes {}. Default: {}.{older}\n\n```toml\n[{}]\n{} = \"{}\"\n```\n",
+            "\n## {}\n\n{told}\n\nTakes {}. Default: {}.{older}\n\n```toml\n{} = \"{}\"\n```\n",
             key.name,
             key.kind.text(),
             default_text(key),
-            key.section(),
-            key.leaf(),
+            key.name,
             key.example
         ));
     }
     text
 }
 
-/// A new grid's file: what was chosen is set, the rest is in comments.
+/// A new grid's file: what was chosen is set, the rest is in comments. It has whole names, and no headers of sections, so
+/// that what is added at its end counts wherever it is written.
 pub fn template(chosen: &[(&str, Value)]) -> String {
     let mut text = String::from(
         "# Settings of this machine's part of the grid; read when the host starts. All keys are optional.\n\
@@ -108,14 +107,14 @@ pub fn template(chosen: &[(&str, Value)]) -> String {
     for key in KEYS {
         if key.section() != section {
             section = key.section();
-            text.push_str(&format!("\n[{section}]\n"));
+            text.push('\n');
         }
         let chosen = chosen.iter().find(|(name, _)| *name == key.name).map(|(_, value)| value);
         text.push_str(&format!("# {}\n", key.brief));
         let value = chosen
             .map_or_else(|| if key.default.is_empty() { key.example } else { key.default }.to_string(), Value::text);
         let hash = if chosen.is_some() { "" } else { "# " };
-        text.push_str(&format!("{hash}{} = {}\n", key.leaf(), quoted(&value)));
+        text.push_str(&format!("{hash}{} = {}\n", key.name, quoted(&value)));
     }
     text
 }
@@ -144,6 +143,8 @@ mod tests {
         let text = template(&[("nbd.tls_dir", dir.clone()), ("nbd.tcp", tcp.clone())]);
         let found: Vec<Value> = read(&text).into_values().map(|(value, _)| value).collect();
         assert_eq!(found, [tcp, dir]);
+        let added = format!("{text}care.rebuild_after = \"20 min\"\ncontrol.readers = \"ops\"\n");
+        assert_eq!(read(&added).len(), 4, "at the end, too");
         // All of them, uncommented, are right.
         let bare: String = template(&[])
             .lines()
