@@ -1,0 +1,76 @@
+//! Pages about what uses volumes.
+
+use crate::page::Page;
+use crate::reader::{QEMU, Reader, Site};
+use crate::support::{find, needs, skip};
+
+/// A machine as the page about installing leaves it, with volumes, and NBD by TLS as the page about security has it.
+fn installed() -> Site {
+    let mut site = Site::new(&["a"]);
+    let a = site.at("a");
+    a.types("export HOLDFAST_DIR=/srv/holdfast");
+    a.types("holdfast grid up --nodes 3 --device-size 1GiB --address 10.0.0.1 --tls on");
+    a.types("holdfast grid tls server 10.0.0.1 --out /etc/nbd-tls");
+    a.types("holdfast grid tls client vm7 --out /etc/pki/vm7");
+    a.types("printf 'nbd.tcp = \"10.0.0.1:10809\"\\nnbd.tls_dir = \"/etc/nbd-tls\"\\n' >>/srv/holdfast/holdfast.toml");
+    a.types("holdfast grid down --host; holdfast grid up");
+    a.types("for v in vm1 db; do holdfast volume create $v --size 1GiB; done; holdfast volume allow db vm7");
+    site
+}
+
+#[test]
+fn the_page_about_backups_works_as_it_is_typed() {
+    let (mut site, mut page) = (installed(), Page::open("integrate/backup.md"));
+    let a = site.at("a");
+    // The other grid is another reader's.
+    let mut other = Reader::new();
+    other.types("holdfast grid up --nodes 3 --device-size 1GiB");
+    let ssh = "#!/bin/sh\nshift\nunset HOLDFAST_DIR\nHOME=OTHER exec \"$@\"\n";
+    a.has_program("ssh", &ssh.replace("OTHER", &other.home.path().display().to_string()));
+    a.types(&page.block("holdfast snapshot create vm1 monday"));
+    a.types(&page.block("qemu-img convert"));
+    a.types(&page.block("nbdinfo --map"));
+    a.types(&page.block("holdfast meta export"));
+}
+
+#[test]
+fn the_page_about_linux_works_as_it_is_typed() {
+    let (mut site, mut page) = (installed(), Page::open("integrate/linux.md"));
+    let a = site.at("a");
+    a.types("holdfast snapshot create vm1 monday; truncate -s 64M disk.raw");
+    let by_fuse = page.block("mkdir -p /mnt/vm1");
+    if !rustix::process::geteuid().is_root() || find("losetup").is_none() {
+        skip("to mount files and to have loop devices one has to be root");
+    } else {
+        needs("nbdfuse");
+        // The block's file goes on to be served until it is taken away again.
+        let (serve, make) = by_fuse.split_once('\n').unwrap();
+        let shown = "for i in $(seq 100); do [ -e /mnt/vm1/nbd ] && break; sleep 0.1; done";
+        let away = "losetup -j /mnt/vm1/nbd | cut -d: -f1 | xargs -r losetup -d; fusermount3 -u /mnt/vm1";
+        a.types(&format!("trap '{away}' EXIT\n{serve}\n{shown}\n{make}\n{away}\ntrap - EXIT"));
+    }
+    // This machine's kernel has no such client. What is in its place looks whether the export is there.
+    a.has_program("modprobe", "#!/bin/sh\n[ \"$1\" = nbd ]\n");
+    a.has_program("nbd-client", "#!/bin/sh\n[ \"$1 $3\" = '-unix -N' ] && nbdinfo \"nbd+unix:///$4?socket=$2\"\n");
+    a.types(&page.block("modprobe nbd"));
+    a.types(&page.block("nbdcopy disk.raw"));
+    a.has("--runtime=30", "--runtime=3");
+    a.types(&page.block("fio"));
+    a.types(&page.block("nbdinfo 'nbds://"));
+}
+
+#[test]
+fn the_pages_about_qemu_and_others_work_as_they_are_typed() {
+    let (mut site, mut page) = (installed(), Page::open("integrate/qemu-libvirt.md"));
+    let a = site.at("a");
+    a.has_program("qemu-system-x86_64", QEMU);
+    a.types("export HOLDFAST_DIR=/srv/holdfast; qemu-img create -f qcow2 disk.qcow2 64M");
+    a.types("holdfast snapshot create vm1 monday; holdfast volume create ocfs --size 1GiB");
+    // The guest's machine is this one.
+    for begins in ["qemu-system-x86_64", "qemu-system-x86_64", "qemu-img convert"] {
+        let said = a.types(&page.block(begins));
+        assert!(said.contains("virtual size: 1 GiB"), "{said}");
+    }
+    let mut page = Page::open("integrate/others.md");
+    a.types(&page.block("holdfast volume export ocfs"));
+}
