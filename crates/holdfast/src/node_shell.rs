@@ -3,8 +3,7 @@
 //! Role: turns connections into requests, completions into events, and effects into sends and disk operations. It
 //! decides nothing. What is sent within one batch leaves with one system call a connection.
 //!
-//! Limits: [`DISK_IN_FLIGHT_MAX`] operations a device in the kernel; what is queued for one peer is bounded by the
-//! reactor.
+//! Limits: the machine bounds what a device has in the kernel, the reactor what is queued for one peer.
 //!
 //! A node of a grid with TLS reads no frame of anybody who has not shown at the [`Door`] that it is a host of the grid.
 //! Without TLS who says nothing does not stay.
@@ -36,10 +35,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Operations of one device that the kernel holds at a time: enough for a fast drive, few enough that reads don't queue
-/// behind a burst of shards.
-const DISK_IN_FLIGHT_MAX: usize = 64;
 
 /// How long a device that does not open may keep the others from being used.
 const OPENING_MAX: Duration = Duration::from_secs(5);
@@ -295,7 +290,7 @@ impl NodeShell {
             return;
         }
         let (size_bytes, media, is_direct) = (device.size_bytes(), device.media(), device.is_direct());
-        disk.slot = Some(io.add_device(device, DISK_IN_FLIGHT_MAX));
+        disk.slot = Some(io.add_device(device));
         let slot = store::DeviceSlot(place);
         self.local.push_back(store::Event::AddDevice { slot, size_bytes, media, is_direct });
         if disk.asked.is_none() && drives::is_asked(&disk.path) {
@@ -544,7 +539,6 @@ fn may_ask(peer: &Peer, request: &Request) -> bool {
 fn disk_error(fault: DiskFault) -> store::DiskError {
     match fault {
         DiskFault::NoSpace => store::DiskError::NoSpace,
-        DiskFault::Removed => store::DiskError::Gone,
         DiskFault::OutOfRange | DiskFault::Media(_) => store::DiskError::Io,
     }
 }
@@ -558,18 +552,14 @@ impl App for NodeShell {
             Event::Bytes { conn, bytes } => self.on_bytes(now, conn, bytes, io),
             Event::Read { token, result } => {
                 let result = result.map_err(|e| {
-                    if e.fault != DiskFault::Removed {
-                        logger::warn(format_args!("{e}"));
-                    }
+                    logger::warn(format_args!("{e}"));
                     disk_error(e.fault)
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);
             }
             Event::Written { token, result } => {
                 let result = result.map(|()| Buf::empty()).map_err(|e| {
-                    if e.fault != DiskFault::Removed {
-                        logger::error(format_args!("{e}"));
-                    }
+                    logger::error(format_args!("{e}"));
                     disk_error(e.fault)
                 });
                 self.handle(now, store::Event::Disk { token: store::DiskToken(token.0), result }, io);

@@ -19,8 +19,6 @@ const REQUEST_BYTES: usize = 32;
 const HEADER_BYTES: usize = 16;
 const PAYLOAD_BYTES: usize = 8192;
 const DEVICE_BYTES: u64 = 1 << 30;
-/// Operations in the kernel on the device.
-const DISK_DEPTH: usize = 64;
 
 /// Splits a stream into messages of one size, as a protocol would.
 struct Splitter {
@@ -213,7 +211,7 @@ fn server(setting: &Setting, with_device: bool) -> (SocketAddr, JoinHandle<Durat
     let handle = named.spawn(move || {
         let mut reactor = Reactor::new(config).expect("reactor");
         let (_, address) = reactor.io().listen_tcp("127.0.0.1:0".parse().expect("address")).expect("listen");
-        let device = with_device.then(|| reactor.io().add_device(device::open(&path).expect("device"), DISK_DEPTH));
+        let device = with_device.then(|| reactor.io().add_device(device::open(&path).expect("device")));
         tx.send(address).expect("the main thread waits");
         let requests = Splitter::new(REQUEST_BYTES);
         let payload = BufMut::zeroed(PAYLOAD_BYTES).freeze();
@@ -281,7 +279,7 @@ fn main() {
     }
     for depth in [1, 16] {
         let mut reactor = Reactor::new(setting.config.clone()).expect("reactor");
-        let slot = reactor.io().add_device(device::open(&setting.device).expect("device"), DISK_DEPTH);
+        let slot = reactor.io().add_device(device::open(&setting.device).expect("device"));
         let mut app = DiskOnly { slot, prng: Prng::new(2), done: 0, end: clock::now() + setting.span };
         let before = process::thread_cpu();
         (0..depth).for_each(|_| app.read(reactor.io()));

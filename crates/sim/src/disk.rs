@@ -161,6 +161,11 @@ impl Disk {
         self.in_flight.is_empty()
     }
 
+    /// Operations that it has taken and not done yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     fn check_range(&self, offset: u64, len: u64) {
         assert!(
             offset.is_multiple_of(SECTOR_BYTES as u64) && len.is_multiple_of(SECTOR_BYTES as u64) && len > 0,

@@ -5,6 +5,7 @@
 
 use crate::faults::{HostAct, Nemesis, Weights};
 use crate::ledger_client::{ClientConfig, ClientState, LedgerClient, payload_of};
+use crate::plan::disk_in_flight_max;
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
     BlockError, BlockOp, BlockRequest, ByteRange, Epoch, InstanceId, Instant, Lsn, NodeId, Prng, RequestToken, VolumeId,
@@ -121,6 +122,7 @@ impl LedgerRun {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.mutations;
             config.batch_records_max = batch_records_max;
+            config.disk_in_flight_max = disk_in_flight_max(plan.seed);
             let index = world.add_node(config, sizing, &vec![6 << 20; plan.disks]);
             world.start_node(index);
         }

@@ -15,6 +15,7 @@ mod contend;
 mod machine;
 
 use crate::checker::SECTOR_BYTES;
+use crate::plan::disk_in_flight_max;
 use crate::workload::{Area, Guests, Mix, What};
 use crate::world::{MachineAt, Output, World};
 use contend::{Given, identity};
@@ -264,8 +265,9 @@ impl MultiHost {
         let mut prng = world.prng.fork();
         let sizing = store::JournalSizing { journal_bytes: 4 << 20, unit_bytes: 128 << 10, shard_bytes_mean: 16 << 10 };
         for n in 0..3 {
-            let node =
-                world.add_node(store::NodeConfig::new(world.grid, NodeId(n + 1), InstanceId(0)), sizing, &[24 << 20]);
+            let mut config = store::NodeConfig::new(world.grid, NodeId(n + 1), InstanceId(0));
+            config.disk_in_flight_max = disk_in_flight_max(plan.seed);
+            let node = world.add_node(config, sizing, &[24 << 20]);
             world.start_node(node);
         }
         let size_bytes = SIZE_BYTES;

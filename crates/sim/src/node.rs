@@ -367,6 +367,8 @@ impl<M: Machine> World<M> {
         let node = &mut self.nodes[index];
         let slot = slot.0;
         let (id, due) = node.disks[slot].submit(self.now, op);
+        let (in_flight, most) = (node.disks[slot].in_flight(), node.config.disk_in_flight_max);
+        assert!(in_flight <= most, "disk {slot} of node {} has {in_flight} of {most} operations", index + 1);
         node.disk_tokens.insert((slot, id), token);
         let generation = node.generation;
         self.schedule(due, Happening::Disk { node: index, generation, slot, op: id });

@@ -73,6 +73,8 @@ pub struct Plan {
     pub sizing: store::JournalSizing,
     /// Small ones put more journal batches in flight at a time.
     pub batch_records_max: usize,
+    /// Operations that a disk gets at a time.
+    pub disk_in_flight_max: usize,
     /// Memory for what is read ahead.
     pub read_ahead_bytes: u64,
     /// Segments that a step of the cleaner's search looks at: in some runs fewer than the table has.
@@ -135,6 +137,11 @@ pub struct Plan {
     pub store_mutations: store::Mutations,
 }
 
+/// Few in most runs, so that operations wait in the node and pass each other there.
+pub fn disk_in_flight_max(seed: u64) -> usize {
+    *Prng::new(seed ^ 0xdeb7).pick(&[1, 2, 4, 16, 64])
+}
+
 impl Plan {
     pub fn from_seed(seed: u64) -> Plan {
         let mut prng = Prng::new(seed);
@@ -185,6 +192,7 @@ impl Plan {
             fold_runs: 8 << prng.below(6),
             slice_runs: *Prng::new(seed ^ 0x511ce).pick(&[1, 64, 4096]),
             batch_records_max: *prng.pick(&[1, 4, 512]),
+            disk_in_flight_max: disk_in_flight_max(seed),
             read_ahead_bytes: *Prng::new(seed ^ 0xa4ead).pick(&[0, 64 << 10, 256 << 10, 1 << 20]),
             search_step: *Prng::new(seed ^ 0x5ea4c).pick(&[4, 16, 2_048]),
             requests: prng.between(120, 320) as u32,

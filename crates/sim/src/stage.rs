@@ -43,7 +43,7 @@ impl Scenery {
         (plan.disk_bytes, plan.sizing.journal_bytes, plan.sizing.unit_bytes) = (24 << 20, 4 << 20, 128 << 10);
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
         (plan.read_ahead_bytes, plan.slice_runs) = (256 << 10, 64);
-        (plan.batch_records_max, plan.requests) = (512, 0);
+        (plan.batch_records_max, plan.disk_in_flight_max, plan.requests) = (512, 64, 0);
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
         (plan.slow_after, plan.mark_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();

@@ -72,6 +72,8 @@ pub struct Outcome {
     pub shards_rebuilt: u64,
     /// Reads that were answered from nodes' read caches, of processes that live at the end.
     pub cache_hits: u64,
+    /// Disk operations that waited for a place, likewise.
+    pub disk_waits: u64,
     /// What reads took of what had come with other blocks.
     pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
@@ -135,6 +137,7 @@ impl Run {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
             config.batch_records_max = plan.batch_records_max;
+            config.disk_in_flight_max = plan.disk_in_flight_max;
             config.read_cache_per_mille = plan.read_cache_per_mille;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
             for (disk, media) in world.nodes[node].disks.iter_mut().zip(&plan.media) {
@@ -779,6 +782,7 @@ impl Run {
             marks: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
+            disk_waits: self.world.nodes.iter().filter_map(|node| node.machine()).map(store::Node::waited).sum(),
             ahead_bytes: 0,
             seals: self.world.seals.count(),
             recovered: self.recovered,

@@ -69,6 +69,10 @@ holdfast_base::mutations! {
     }
 }
 
+/// Operations of one device that its kernel holds at a time: enough for a fast drive, few enough that reads don't queue
+/// behind a burst of shards.
+const DISK_IN_FLIGHT_MAX: usize = 64;
+
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     pub grid: GridId,
@@ -79,6 +83,8 @@ pub struct NodeConfig {
     pub wire: Versions,
     /// Longest time that a record waits for others to share its batch; used only under load.
     pub commit_window_max: Duration,
+    /// Operations of one device that the shell gets at a time.
+    pub disk_in_flight_max: usize,
     /// Journal batches of one device in flight together.
     pub batch_in_flight_max: usize,
     /// Records that one batch takes up to, of those that need not be together.
@@ -101,6 +107,7 @@ impl NodeConfig {
             boot,
             wire: WIRE,
             commit_window_max: Duration::from_micros(500),
+            disk_in_flight_max: DISK_IN_FLIGHT_MAX,
             batch_in_flight_max: 4,
             batch_records_max: BATCH_RECORDS_MAX,
             shard_table_cache_bytes: 32 << 20,
@@ -208,8 +215,8 @@ pub enum Effect {
     Open {
         slot: DeviceSlot,
     },
-    /// The device is not used until it is opened anew: what the kernel has not got yet of its operations fails, what is in
-    /// flight ends, and then its descriptor is closed.
+    /// The device is not used until it is opened anew: what is in flight of its operations ends, and then its descriptor is
+    /// closed.
     Close {
         slot: DeviceSlot,
     },

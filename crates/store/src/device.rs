@@ -9,13 +9,14 @@
 
 use crate::api::{DeviceSlot, DiskError, Effect, FailReason, Next, NodeConfig, Notice};
 use crate::cache::{Asked, Fresh};
-use crate::io::{Client, Ctx, IO_MAX, IO_RESERVE, Io, Started, client_of, disk_token};
+use crate::device_queue::DeviceQueue;
+use crate::io::{Client, Ctx, Io, Started, client_of};
 use crate::meter::Meter;
 use crate::open::{Opening, Progress};
 use crate::outage::{HANGS_AFTER, Outages, READ_PAUSES};
 use crate::serving::Serving;
 use crate::shards::Shards;
-use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Slab, Token, time::earliest};
+use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Effects, Instant, MediaClass, ShardId, Token, time::earliest};
 use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, DeviceTrouble, Outage, Refusal, Request};
@@ -50,7 +51,7 @@ pub(crate) struct Device {
     media: Option<MediaClass>,
     /// What its drive said last of its health.
     pub drive: Option<DriveReport>,
-    io: Slab<Started>,
+    queue: DeviceQueue,
     /// Reads of those that have failed, and when they are tried again.
     again: BTreeSet<(Instant, Token)>,
     meter: Meter,
@@ -93,47 +94,47 @@ pub(crate) enum Told {
     },
 }
 
-fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, io: &'a mut Slab<Started>, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
-    Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, io, out: s.out, fresh: s.fresh }
+fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, queue: &'a mut DeviceQueue, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
+    Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, queue, out: s.out, fresh: s.fresh }
 }
 
 impl Device {
     /// One that the shell is to open.
     pub fn expect(slot: DeviceSlot, expected: Option<DeviceId>, around: &mut Surroundings) -> Device {
         around.out.push(Effect::Open { slot });
-        Device::new(slot, expected, around.now)
+        Device::new(slot, expected, around)
     }
 
     /// One that is open.
     pub fn open(slot: DeviceSlot, opened: Opened, around: &mut Surroundings) -> Device {
-        let mut device = Device::new(slot, None, around.now);
+        let mut device = Device::new(slot, None, around);
         device.begin(opened, around);
         device
     }
 
-    fn new(slot: DeviceSlot, expected: Option<DeviceId>, now: Instant) -> Device {
+    fn new(slot: DeviceSlot, expected: Option<DeviceId>, around: &Surroundings) -> Device {
         Device {
             slot,
             expected,
             id: None,
             media: None,
             drive: None,
-            io: Slab::new(IO_MAX),
+            queue: DeviceQueue::new(slot, around.config.disk_in_flight_max),
             again: BTreeSet::new(),
-            meter: Meter::new(now),
+            meter: Meter::new(around.now),
             outages: Outages::default(),
             is_direct: true,
-            state: State::Out(Out::Asked(now)),
+            state: State::Out(Out::Asked(around.now)),
         }
     }
 
     /// The shell has opened it: a new life begins.
     pub fn begin(&mut self, opened: Opened, around: &mut Surroundings) {
         assert!(matches!(self.state, State::Out(Out::Asked(_))), "{:?} is opened when that is asked for", self.slot);
-        assert!(self.io.is_empty() && self.again.is_empty(), "nothing of a former life is under way");
+        assert!(self.queue.is_empty() && self.again.is_empty(), "nothing of a former life is under way");
         (self.media, self.is_direct) = (opened.media, opened.is_direct);
         self.outages.lives += 1;
-        match Opening::start(&mut ctx(self.slot, self.id, &mut self.io, around), opened.size_bytes) {
+        match Opening::start(&mut ctx(self.slot, self.id, &mut self.queue, around), opened.size_bytes) {
             Ok(opening) => self.state = State::Opening(Box::new(opening)),
             Err(reason) => self.fail(reason, around),
         }
@@ -160,7 +161,7 @@ impl Device {
         match &self.state {
             State::Opening(opening) => Some(opening.progress_at),
             State::Serving(serving) if serving.is_ready => None,
-            State::Serving(_) => Some(self.io.iter().map(|(_, started)| started.at).min().unwrap_or(now)),
+            State::Serving(_) => Some(self.queue.iter().map(|started| started.at).min().unwrap_or(now)),
             State::Out(Out::Asked(since)) => Some(*since),
             State::Out(_) => None,
         }
@@ -174,7 +175,7 @@ impl Device {
 
     pub fn on_request(&mut self, around: &mut Surroundings, client: Client, request: Request, payload: Buf) {
         let refusal = self.refusal(around.now);
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         match &mut self.state {
             State::Opening(_) | State::Out(_) => ctx.refuse(client, refusal),
             State::Serving(serving) if !serving.is_ready => ctx.refuse(client, refusal),
@@ -193,13 +194,11 @@ impl Device {
     pub fn on_tick(&mut self, around: &mut Surroundings) {
         while let Some(&(at, token)) = self.again.first().filter(|(at, _)| *at <= around.now) {
             self.again.remove(&(at, token));
-            let started = self.io.get_mut(token).expect("it waits to be tried again");
-            started.at = around.now;
-            let (offset, len) = started.read.expect("only reads are");
-            around.out.push(Effect::Read { slot: self.slot, offset, len, token: disk_token(self.slot, token) });
+            self.queue.get_mut(token).expect("it waits to be tried again").at = around.now;
+            self.queue.retry(token, around.out);
         }
         if let State::Serving(serving) = &mut self.state {
-            serving.on_tick(&mut ctx(self.slot, self.id, &mut self.io, around));
+            serving.on_tick(&mut ctx(self.slot, self.id, &mut self.queue, around));
         }
         self.go_on(around);
     }
@@ -208,7 +207,7 @@ impl Device {
     /// change what was read before.
     fn go_on(&mut self, around: &mut Surroundings) {
         let State::Out(Out::Until(at)) = self.state else { return };
-        if at <= around.now && self.io.is_empty() {
+        if at <= around.now && self.queue.is_empty() {
             around.out.push(Effect::Open { slot: self.slot });
             self.state = State::Out(Out::Asked(around.now));
         }
@@ -216,18 +215,21 @@ impl Device {
 
     /// A disk operation is done.
     pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Told {
+        // All operations of a life end before the next one begins; a mutation forgets them.
+        if !self.queue.on_done(token, around.out) {
+            return Told::Nothing;
+        }
         if result == Err(DiskError::Io) && self.wants_again(around.now, token) {
             return Told::Nothing;
         }
-        // All operations of a life end before the next one begins; a mutation forgets them.
-        let Some(Started { io, kind, at, .. }) = self.io.remove(token) else { return Told::Nothing };
+        let Started { io, kind, at, .. } = self.queue.remove(token);
         if let State::Out(_) = self.state {
             // Whoever waited for it is answered already.
             self.go_on(around);
             return Told::Nothing;
         }
         self.meter.on_done(around.now, kind, at, result.is_err());
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         let outcome = match (&mut self.state, io) {
             (State::Out(_), _) => unreachable!("seen above"),
             (_, Io::CachedRead { ticket, part }) => return Told::CachedRead { ticket, part, result },
@@ -268,7 +270,7 @@ impl Device {
     /// served sooner from elsewhere.
     fn wants_again(&mut self, now: Instant, token: Token) -> bool {
         let is_failing = self.meter.is_failing(now);
-        let Some(started) = self.io.get_mut(token) else { return false };
+        let started = self.queue.get_mut(token).expect("its caller has seen it");
         let is_read = started.read.is_some() && !matches!(started.io, Io::CachedRead { .. });
         let may = match &self.state {
             State::Opening(opening) => is_read && opening.is_tried_again(&started.io),
@@ -278,6 +280,7 @@ impl Device {
         let Some(pause) = READ_PAUSES.get(started.failures).filter(|_| may) else { return false };
         started.failures += 1;
         self.again.insert((now + *pause, token));
+        self.queue.rest(token);
         self.meter.retries += 1;
         true
     }
@@ -300,18 +303,16 @@ impl Device {
             (_, Next::GivenUp | Next::Stays) => Out::Stays,
         };
         let state = std::mem::replace(&mut self.state, State::Out(out));
-        let mut clients: Vec<Client> = self.io.iter().filter_map(|(_, started)| client_of(&started.io)).collect();
+        let mut clients: Vec<Client> = self.queue.iter().filter_map(|started| client_of(&started.io)).collect();
         if let State::Serving(serving) = state {
             clients.extend(serving.waiting_clients());
         }
         // The kernel has not got them.
-        for (_, token) in std::mem::take(&mut self.again) {
-            self.io.remove(token);
-        }
+        self.queue.drop_waiting(std::mem::take(&mut self.again).into_iter().map(|(_, token)| token));
         if around.config.mutations.reopens_under_writes() {
-            self.io.tokens().into_iter().for_each(|token| drop(self.io.remove(token)));
+            self.queue.forget();
         }
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         ctx.note(Notice::DeviceFailed { slot: self.slot, device: self.id, reason, next });
         for client in clients {
             ctx.refuse(client, Refusal::DeviceFailed);
@@ -321,7 +322,7 @@ impl Device {
 
     /// Whether it was removed, and nothing of it is under way any more.
     pub fn is_gone(&self) -> bool {
-        matches!(self.state, State::Out(Out::Leaves)) && self.io.is_empty()
+        matches!(self.state, State::Out(Out::Leaves)) && self.queue.is_empty()
     }
 
     /// The same device is open in another slot: this one never speaks for it.
@@ -333,7 +334,7 @@ impl Device {
     pub fn next_deadline(&self, config: &NodeConfig) -> Option<Instant> {
         let own = match &self.state {
             State::Serving(serving) => serving.next_deadline(config.batch_in_flight_max),
-            State::Out(Out::Until(at)) if self.io.is_empty() => Some(*at),
+            State::Out(Out::Until(at)) if self.queue.is_empty() => Some(*at),
             State::Opening(_) | State::Out(_) => None,
         };
         earliest(own, self.again.first().map(|(at, _)| *at))
@@ -351,8 +352,7 @@ impl Device {
             _ if self.is_opening(now) => DeviceStat::unknown(device, DeviceHealth::Opening),
             State::Opening(_) | State::Out(_) => DeviceStat::unknown(device, DeviceHealth::Failed),
         };
-        (stat.reads, stat.writes) =
-            self.meter.times(now, self.io.iter().map(|(_, started)| (started.kind, started.at)));
+        (stat.reads, stat.writes) = self.meter.times(now, self.queue.iter().map(|started| (started.kind, started.at)));
         stat.io_errors = self.meter.io_errors;
         stat.media_is_set = stat.media.is_some();
         stat.media = stat.media.or(self.media);
@@ -427,7 +427,7 @@ impl Device {
     /// A read that passed the read cache; `wanted`: what comes of it is told in [`Surroundings::fresh`].
     pub fn read_shard(&mut self, around: &mut Surroundings, asked: &Asked, wanted: bool) {
         let refusal = self.refusal(around.now);
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         match &mut self.state {
             State::Opening(_) | State::Out(_) => ctx.refuse(asked.client, refusal),
             State::Serving(serving) => {
@@ -438,7 +438,7 @@ impl Device {
     }
 
     pub fn has_io_room(&self) -> bool {
-        self.is_serving() && self.io.len() + IO_RESERVE <= IO_MAX
+        self.is_serving() && self.queue.has_room()
     }
 
     pub fn capacity_blocks(&self) -> u64 {
@@ -469,7 +469,7 @@ impl Device {
 
     pub fn read_lent(&mut self, around: &mut Surroundings, first: u64, blocks: u32, (ticket, part): (Token, u8)) {
         let offset = self.shards().expect("what lends serves").offset_of(first);
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         ctx.read(offset, blocks * BLOCK_BYTES as u32, Io::CachedRead { ticket, part });
     }
 
@@ -477,24 +477,29 @@ impl Device {
         let offset = self.shards().expect("what lends serves").offset_of(first);
         let aligned = (bytes.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
         let bytes = if aligned { bytes } else { Buf::copy_from(&bytes) };
-        let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+        let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         ctx.write(offset, vec![bytes], false, Io::CachedWrite { ticket });
     }
 
     /// Somebody asks how the device does: where it has had little to do lately, a block is read to see.
     pub fn probe(&mut self, around: &mut Surroundings) {
         let State::Serving(serving) = &self.state else { return };
-        let under_way = self.io.iter().any(|(_, started)| matches!(started.io, Io::Probe));
+        let under_way = self.queue.iter().any(|started| matches!(started.io, Io::Probe));
         if serving.is_ready && self.meter.wants_probe(around.now, under_way) {
-            let mut ctx = ctx(self.slot, self.id, &mut self.io, around);
+            let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
             if ctx.has_io_room() {
                 ctx.read(0, SUPERBLOCK_BYTES as u32, Io::Probe);
             }
         }
     }
 
+    pub fn waited(&self) -> u64 {
+        self.queue.waited()
+    }
+
     /// Asserts what must hold between events (tests and the simulator).
     pub fn verify(&self) {
+        self.queue.verify(self.again.len());
         if let State::Serving(serving) = &self.state {
             serving.verify();
         }

@@ -2,12 +2,13 @@
 
 use crate::api::{DeviceSlot, DiskToken, Effect, NodeConfig, Notice, PeerId};
 use crate::cache::Fresh;
+use crate::device_queue::{Class, DeviceQueue, Op};
 use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
-use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Slab, Token};
+use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Token};
 use holdfast_format::wire::{Refusal, Reply};
 
-/// Disk operations of one device in flight: some thousand requests of the shell's connections, and the node's own.
+/// Disk operations of one device under way: some thousand requests of the shell's connections, and the node's own.
 pub(crate) const IO_MAX: usize = 16 * 1024;
 
 /// Operations that requests leave to what is already accepted: a log read has up to two an entry, tables need a few.
@@ -58,6 +59,8 @@ pub(crate) enum Io {
     Part {
         whole: Token,
         part: u8,
+        /// Of the whole.
+        class: Class,
     },
     ShardRead(ShardRead),
     HeaderRead(HeaderRead),
@@ -82,6 +85,27 @@ pub(crate) enum Io {
     Probe,
 }
 
+impl Io {
+    /// How urgent it is.
+    pub fn class(&self) -> Class {
+        match self {
+            Io::Opening { .. }
+            | Io::Batch { .. }
+            | Io::UnitTable
+            | Io::Compaction { .. }
+            | Io::LogRead { .. }
+            | Io::SuperblockRepair
+            | Io::Label { .. } => Class::Journal,
+            Io::ShardRead(read) if read.is_check() => Class::Bulk,
+            Io::ShardRead(_) | Io::HeaderRead(_) | Io::ShardTable { .. } | Io::CachedRead { .. } | Io::Probe => {
+                Class::Read
+            }
+            Io::ShardData { .. } | Io::SlotBlock { .. } | Io::CachedWrite { .. } => Class::Bulk,
+            Io::Part { class, .. } => *class,
+        }
+    }
+}
+
 /// A disk operation that is under way.
 #[derive(Debug)]
 pub(crate) struct Started {
@@ -101,34 +125,32 @@ pub(crate) struct Ctx<'a> {
     /// Zero until the superblock was read.
     pub device: DeviceId,
     pub config: &'a NodeConfig,
-    pub io: &'a mut Slab<Started>,
+    pub queue: &'a mut DeviceQueue,
     pub out: &'a mut Effects<Effect>,
     /// What was read for the node's read cache.
     pub fresh: &'a mut Vec<Fresh>,
 }
 
 impl Ctx<'_> {
-    fn start(&mut self, kind: Kind, io: Io, read: Option<(u64, u32)>) -> DiskToken {
-        disk_token(self.slot, self.io.insert(Started { io, kind, at: self.now, read, failures: 0 }))
+    fn start(&mut self, kind: Kind, io: Io, op: Op) {
+        let read = if let Op::Read { offset, len } = op { Some((offset, len)) } else { None };
+        self.queue.start(Started { io, kind, at: self.now, read, failures: 0 }, op, self.out);
     }
 
     pub fn read(&mut self, offset: u64, len: u32, io: Io) {
         assert!(len > 0 && offset.is_multiple_of(4096) && len.is_multiple_of(4096), "read of {len} at {offset}");
-        let token = self.start(Kind::of_read(len), io, Some((offset, len)));
-        self.out.push(Effect::Read { slot: self.slot, offset, len, token });
+        self.start(Kind::of_read(len), io, Op::Read { offset, len });
     }
 
     pub fn write(&mut self, offset: u64, data: Vec<Buf>, durable: bool, io: Io) {
         debug_assert!(data.iter().all(|b| (b.as_ptr() as usize).is_multiple_of(4096)), "pieces are aligned");
         let len = holdfast_base::buf::total_len(&data);
         assert!(offset.is_multiple_of(4096) && len.is_multiple_of(4096));
-        let token = self.start(Kind::of_write(len as u64, durable), io, None);
-        self.out.push(Effect::Write { slot: self.slot, offset, data, durable, token });
+        self.start(Kind::of_write(len as u64, durable), io, Op::Write { offset, data, durable });
     }
 
     pub fn flush(&mut self, io: Io) {
-        let token = self.start(Kind::Other, io, None);
-        self.out.push(Effect::Flush { slot: self.slot, token });
+        self.start(Kind::Other, io, Op::Flush);
     }
 
     pub fn reply(&mut self, client: Client, reply: Reply) {
@@ -149,7 +171,7 @@ impl Ctx<'_> {
 
     /// Whether a new request may start disk operations.
     pub fn has_io_room(&self) -> bool {
-        self.io.len() + IO_RESERVE <= IO_MAX
+        self.queue.has_room()
     }
 }
 

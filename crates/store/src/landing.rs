@@ -41,7 +41,7 @@ impl Serving {
                 }
                 self.become_ready(ctx);
             }
-            Io::Part { whole, part } => {
+            Io::Part { whole, part, .. } => {
                 if let Some((io, result)) = self.shards.on_part(whole, part, result) {
                     return self.on_disk(ctx, io, result);
                 }

@@ -7,6 +7,7 @@
 mod api;
 mod cache;
 mod device;
+mod device_queue;
 mod fence;
 mod hosts;
 mod io;

@@ -124,6 +124,11 @@ impl Node {
         self.devices.iter().filter_map(stat).collect()
     }
 
+    /// Disk operations that had to wait for a place on their devices.
+    pub fn waited(&self) -> u64 {
+        self.devices.values().map(Device::waited).sum()
+    }
+
     /// Asserts what must hold between events: space adds up, and every unit's account agrees with the index. Slow: for
     /// tests and the simulator.
     pub fn verify(&self) {

@@ -1,11 +1,11 @@
 //! Operations on devices: many in flight on each, short transfers finished, errors typed.
 //!
-//! States of an operation: queued (behind the device's cap) -> in flight -> done, or back to queued's end of the line
-//! in the ring for the rest of a short transfer.
+//! States of an operation: in flight -> done, or in flight again for the rest of a short transfer. Nothing is queued here:
+//! what a device gets, and in which order, is the application's to decide.
 //!
 //! Invariants
 //! 1. The memory of an operation in flight belongs to it until its completion.
-//! 2. A device has at most its own `in_flight_max` operations in the kernel; the others wait in order.
+//! 2. A device is closed when it was removed, and nothing of it is in flight.
 //!
 //! Limits: [`OPS_MAX`] operations in all; more is a bug of the application, which must bound its own.
 //!
@@ -17,13 +17,13 @@ use super::{DeviceSlot, DiskToken, Event};
 use crate::device::{ALIGN_BYTES, Device};
 use holdfast_base::{Buf, BufMut};
 use io_uring::{opcode, squeue, types};
-use std::collections::VecDeque;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Operations queued and in flight over all devices of a reactor.
-const OPS_MAX: usize = 1 << 16;
+/// Operations in flight over all devices of a reactor: a few thousand devices with some dozen each. Memory is taken for those
+/// that there are.
+const OPS_MAX: usize = 1 << 18;
 
 /// Parts of one vectored write (the kernel's own limit).
 const IOVECS_MAX: usize = 1024;
@@ -46,8 +46,6 @@ pub enum DiskFault {
     /// The media or its controller failed, with this error number: a read is repaired, a failed write or flush
     /// excludes the device.
     Media(i32),
-    /// The device was removed from the reactor first.
-    Removed,
 }
 
 #[derive(Debug, Error)]
@@ -77,7 +75,6 @@ impl fmt::Display for DiskFault {
             DiskFault::OutOfRange => f.write_str("beyond the end of the device"),
             DiskFault::NoSpace => f.write_str("the file system below has no space left"),
             DiskFault::Media(errno) => std::io::Error::from_raw_os_error(*errno).fmt(f),
-            DiskFault::Removed => f.write_str("the device was removed"),
         }
     }
 }
@@ -168,8 +165,6 @@ impl Op {
 struct Disk {
     device: Device,
     in_flight: usize,
-    in_flight_max: usize,
-    queue: VecDeque<u32>,
     removed: bool,
 }
 
@@ -183,14 +178,13 @@ impl Disks {
         Disks { disks: Vec::new(), ops: Table::new(OPS_MAX) }
     }
 
-    /// Operations queued and in flight.
-    pub(super) fn pending(&self) -> usize {
+    /// Operations in flight.
+    pub(super) fn in_flight(&self) -> usize {
         self.ops.len()
     }
 
-    pub(super) fn add(&mut self, device: Device, in_flight_max: usize) -> DeviceSlot {
-        assert!(in_flight_max > 0, "a device that may do nothing");
-        let disk = Disk { device, in_flight: 0, in_flight_max, queue: VecDeque::new(), removed: false };
+    pub(super) fn add(&mut self, device: Device) -> DeviceSlot {
+        let disk = Disk { device, in_flight: 0, removed: false };
         let index = self.disks.iter().position(Option::is_none).unwrap_or(self.disks.len());
         if index == self.disks.len() {
             self.disks.push(None);
@@ -207,16 +201,10 @@ impl Disks {
         &self.disks[slot.0 as usize].as_ref().expect("a slot is used only while its device is there").device
     }
 
-    /// Fails what is queued, lets what is in flight end, then closes the device.
-    pub(super) fn remove(&mut self, slot: DeviceSlot) -> Vec<Event<'static>> {
-        let disk = self.disk(slot);
-        disk.removed = true;
-        let queue = std::mem::take(&mut disk.queue);
-        let path = disk.device.path().to_path_buf();
-        let events =
-            queue.into_iter().map(|index| self.ops.remove_at(index).finish(&path, Err(DiskFault::Removed))).collect();
+    /// Lets what is in flight end, then closes the device.
+    pub(super) fn remove(&mut self, slot: DeviceSlot) {
+        self.disk(slot).removed = true;
         self.close_if_drained(slot);
-        events
     }
 
     fn close_if_drained(&mut self, slot: DeviceSlot) {
@@ -275,25 +263,19 @@ impl Disks {
         self.start(ring, Op { slot, token, offset, len, done: 0, work: Work::Discard })
     }
 
-    /// Sends the operation to the kernel, or queues it. An operation that can't start is answered at once.
+    /// Sends the operation to the kernel. An operation that can't start is answered at once.
     fn start(&mut self, ring: &mut Ring, op: Op) -> Option<Event<'static>> {
         assert!(op.offset.is_multiple_of(ALIGN_BYTES), "{} at offset {}", op.verb(), op.offset);
         let is_sized = op.len > 0 || matches!(op.work, Work::Flush);
         assert!(op.len.is_multiple_of(ALIGN_BYTES) && is_sized, "{} of {} bytes", op.verb(), op.len);
-        let slot = op.slot;
-        let disk = self.disk(slot);
-        if disk.removed || op.offset.checked_add(op.len).is_none_or(|end| end > disk.device.size_bytes()) {
-            let fault = if disk.removed { DiskFault::Removed } else { DiskFault::OutOfRange };
-            return Some(op.finish(disk.device.path(), Err(fault)));
+        let disk = self.disk(op.slot);
+        assert!(!disk.removed, "{} on a device that was removed", op.verb());
+        if op.offset.checked_add(op.len).is_none_or(|end| end > disk.device.size_bytes()) {
+            return Some(op.finish(disk.device.path(), Err(DiskFault::OutOfRange)));
         }
-        let is_free = disk.in_flight < disk.in_flight_max;
+        disk.in_flight += 1;
         let index = index_of(self.ops.insert(op));
-        if is_free {
-            self.disk(slot).in_flight += 1;
-            self.submit(ring, index);
-        } else {
-            self.disk(slot).queue.push_back(index);
-        }
+        self.submit(ring, index);
         None
     }
 
@@ -343,12 +325,7 @@ impl Disks {
         let op = self.ops.remove_at(index);
         let slot = op.slot;
         let event = op.finish(self.device(slot).path(), result);
-        let disk = self.disk(slot);
-        disk.in_flight -= 1;
-        if let Some(next) = disk.queue.pop_front() {
-            disk.in_flight += 1;
-            self.submit(ring, next);
-        }
+        self.disk(slot).in_flight -= 1;
         self.close_if_drained(slot);
         Some(event)
     }

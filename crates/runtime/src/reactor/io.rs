@@ -297,20 +297,19 @@ impl Io {
         ConnId(token)
     }
 
-    /// Adds a device with at most `in_flight_max` operations in the kernel at a time.
-    pub fn add_device(&mut self, device: Device, in_flight_max: usize) -> DeviceSlot {
-        self.disks.add(device, in_flight_max)
+    /// Adds a device. Operations on it go to the kernel at once: the application bounds how many.
+    pub fn add_device(&mut self, device: Device) -> DeviceSlot {
+        self.disks.add(device)
     }
 
     pub fn device(&self, slot: DeviceSlot) -> &Device {
         self.disks.device(slot)
     }
 
-    /// Fails what is queued on the device with `Removed`, and closes it when what is in flight has ended. The slot
-    /// must not be used again, and may be given to another device afterwards.
+    /// Closes the device when what is in flight has ended. The slot must not be used again, and may be given to another
+    /// device afterwards.
     pub fn remove_device(&mut self, slot: DeviceSlot) {
-        let events = self.disks.remove(slot);
-        self.deferred.extend(events);
+        self.disks.remove(slot);
     }
 
     /// Reads `len` bytes at `offset`, both multiples of 4 KiB; ends with [`Event::Read`].
@@ -339,9 +338,9 @@ impl Io {
         self.deferred.extend(event);
     }
 
-    /// Disk operations queued and in flight.
+    /// Disk operations in flight.
     pub fn disk_operations(&self) -> usize {
-        self.disks.pending()
+        self.disks.in_flight()
     }
 
     /// Starts the next receive where one is wanted and none is under way.

@@ -285,6 +285,7 @@ impl Rig {
         let disk = &mut self.disks[slot.0];
         disk.in_flight.insert(disk.next_op, (token, op));
         disk.next_op += 1;
+        assert!(disk.in_flight.len() <= self.config.disk_in_flight_max, "{} at a time", disk.in_flight.len());
     }
 
     pub fn in_flight(&self) -> usize {
@@ -308,6 +309,14 @@ impl Rig {
         self.now = self.now + std::time::Duration::from_micros(self.prng.below(100));
         let (token, op) = self.disks[disk].in_flight.remove(&op).unwrap();
         let result = self.disks[disk].complete(op);
+        self.event(Event::Disk { token, result });
+        true
+    }
+
+    /// Completes the operation that has been in flight for longest; false where there is none.
+    pub fn complete_oldest(&mut self, slot: usize) -> bool {
+        let Some((_, (token, op))) = self.disks[slot].in_flight.pop_first() else { return false };
+        let result = self.disks[slot].complete(op);
         self.event(Event::Disk { token, result });
         true
     }
