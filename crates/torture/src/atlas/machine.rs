@@ -168,6 +168,14 @@ impl Machine {
     }
 
     /// Runs a command of Holdfast on this machine; its standard output.
+    /// Gives the host so many reactors, and starts it anew.
+    pub fn set_reactors(&self, count: usize) -> Result<()> {
+        let settings = std::fs::OpenOptions::new().append(true).open(self.grid.path("holdfast.toml"));
+        writeln!(settings.context("the grid's settings")?, "cpu.reactors = {count}")?;
+        self.holdfast(&["grid", "down", "--host"])?;
+        self.holdfast(&["grid", "up"]).map(drop)
+    }
+
     pub fn holdfast(&self, arguments: &[&str]) -> Result<String> {
         self.grid.run(arguments)
     }

@@ -82,6 +82,10 @@ impl Site {
             }
             self.machine(part).holdfast(&line)?;
         }
+        // Not as many on each: so each talks to every one of the other's.
+        for (at, part) in Part::HOSTS.into_iter().enumerate() {
+            self.machine(part).set_reactors(at + 2)?;
+        }
         Ok(())
     }
 
