@@ -215,14 +215,11 @@ impl Device {
 
     /// A disk operation is done.
     pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Told {
+        if result == Err(DiskError::Io) && self.wants_again(around, token) {
+            return Told::Nothing;
+        }
         // All operations of a life end before the next one begins; a mutation forgets them.
-        if !self.queue.on_done(token, around.out) {
-            return Told::Nothing;
-        }
-        if result == Err(DiskError::Io) && self.wants_again(around.now, token) {
-            return Told::Nothing;
-        }
-        let Started { io, kind, at, .. } = self.queue.remove(token);
+        let Some(Started { io, kind, at, .. }) = self.queue.on_done(token, around.out) else { return Told::Nothing };
         if let State::Out(_) = self.state {
             // Whoever waited for it is answered already.
             self.go_on(around);
@@ -268,9 +265,10 @@ impl Device {
 
     /// Whether a read that has failed is tried again, after a pause. Not on a device that has many errors: who waits is
     /// served sooner from elsewhere.
-    fn wants_again(&mut self, now: Instant, token: Token) -> bool {
+    fn wants_again(&mut self, around: &mut Surroundings, token: Token) -> bool {
+        let now = around.now;
         let is_failing = self.meter.is_failing(now);
-        let started = self.queue.get_mut(token).expect("its caller has seen it");
+        let Some(started) = self.queue.get_mut(token) else { return false };
         let is_read = started.read.is_some() && !matches!(started.io, Io::CachedRead { .. });
         let may = match &self.state {
             State::Opening(opening) => is_read && opening.is_tried_again(&started.io),
@@ -280,7 +278,7 @@ impl Device {
         let Some(pause) = READ_PAUSES.get(started.failures).filter(|_| may) else { return false };
         started.failures += 1;
         self.again.insert((now + *pause, token));
-        self.queue.rest(token);
+        self.queue.rest(token, around.out);
         self.meter.retries += 1;
         true
     }

@@ -118,55 +118,61 @@ impl DeviceQueue {
     }
 
     /// Has the operation carried out, now or when its turn comes.
+    #[inline]
     pub fn start(&mut self, started: Started, op: Op, out: &mut Effects<Effect>) {
-        let class = started.io.class();
         let token = self.under_way.insert(started);
-        self.submit(class, token, op, out);
+        self.submit(token, op, out);
     }
 
-    fn submit(&mut self, class: Class, token: Token, op: Op, out: &mut Effects<Effect>) {
+    #[inline]
+    fn submit(&mut self, token: Token, op: Op, out: &mut Effects<Effect>) {
         if self.in_flight < self.in_flight_max {
             self.in_flight += 1;
             return out.push(effect(self.slot, token, op));
         }
+        self.wait(token, op);
+    }
+
+    #[cold]
+    fn wait(&mut self, token: Token, op: Op) {
+        let class = self.under_way.get(token).expect("its caller knows it").io.class();
         let arrival = self.arrivals;
         self.arrivals += 1;
         self.waiting += 1;
         self.lines[class as usize].waiting.push_back(Waiting { arrival, token, op });
     }
 
-    /// The shell is done with an operation, and the next one starts. False where it is of a life that was forgotten.
-    pub fn on_done(&mut self, token: Token, out: &mut Effects<Effect>) -> bool {
-        if self.under_way.get(token).is_none() {
-            return false;
-        }
-        self.in_flight -= 1;
-        if self.waiting > 0 {
-            let Waiting { token, op, .. } = self.next();
-            self.in_flight += 1;
-            out.push(effect(self.slot, token, op));
-        }
-        true
+    /// The shell is done with an operation, and the next one starts. Nothing where it is of a life that was forgotten.
+    #[inline]
+    pub fn on_done(&mut self, token: Token, out: &mut Effects<Effect>) -> Option<Started> {
+        let started = self.under_way.remove(token)?;
+        self.give_up_place(out);
+        Some(started)
     }
 
-    /// Forgets an operation that is done.
-    pub fn remove(&mut self, token: Token) -> Started {
-        self.under_way.remove(token).expect("it is done once")
+    #[inline]
+    fn give_up_place(&mut self, out: &mut Effects<Effect>) {
+        if self.waiting == 0 {
+            self.in_flight -= 1;
+            return;
+        }
+        let Waiting { token, op, .. } = self.next();
+        out.push(effect(self.slot, token, op));
     }
 
-    /// A read that is done, and has failed, is going to be tried again.
-    pub fn rest(&mut self, token: Token) {
+    /// A read has failed, and is going to be tried again; the next operation starts.
+    pub fn rest(&mut self, token: Token, out: &mut Effects<Effect>) {
         assert!(self.under_way.get(token).is_some(), "{token:?} rests before it is forgotten");
         self.resting += 1;
+        self.give_up_place(out);
     }
 
     /// A read has rested.
     pub fn retry(&mut self, token: Token, out: &mut Effects<Effect>) {
         let started = self.under_way.get(token).expect("it rests");
         let (offset, len) = started.read.expect("only reads rest");
-        let class = started.io.class();
         self.resting -= 1;
-        self.submit(class, token, Op::Read { offset, len }, out);
+        self.submit(token, Op::Read { offset, len }, out);
     }
 
     /// The first of the most urgent class that may go on, of those that wait.
@@ -295,10 +301,9 @@ mod tests {
 
         fn end(&mut self, at: usize) {
             let token = self.in_flight.swap_remove(at);
-            assert!(self.queue.on_done(token, &mut self.out));
-            self.queue.remove(token);
+            assert!(self.queue.on_done(token, &mut self.out).is_some());
             self.look();
-            assert!(!self.queue.on_done(token, &mut self.out), "it is done once");
+            assert!(self.queue.on_done(token, &mut self.out).is_none(), "it is done once");
         }
     }
 
@@ -355,14 +360,13 @@ mod tests {
         let mut rig = Rig::new(2);
         [Class::Read, Class::Read, Class::Journal, Class::Bulk].into_iter().for_each(|class| rig.start(class));
         let resting = rig.in_flight[0];
-        assert!(rig.queue.on_done(resting, &mut rig.out));
-        rig.queue.rest(resting);
+        rig.queue.rest(resting, &mut rig.out);
         rig.queue.verify(1);
         assert_eq!(rig.out.take().len(), 1, "another one takes its place");
         rig.queue.drop_waiting([resting].into_iter());
         rig.queue.verify(0);
         assert_eq!(rig.queue.iter().count(), 2);
-        assert!(rig.queue.on_done(rig.in_flight[1], &mut rig.out) && rig.out.take().is_empty());
+        assert!(rig.queue.on_done(rig.in_flight[1], &mut rig.out).is_some() && rig.out.take().is_empty());
     }
 
     #[test]
@@ -371,13 +375,12 @@ mod tests {
         rig.start(Class::Read);
         rig.start(Class::Bulk);
         let read = rig.in_flight[0];
-        assert!(rig.queue.on_done(read, &mut rig.out));
-        rig.queue.rest(read);
+        rig.queue.rest(read, &mut rig.out);
         let Some(Effect::Flush { token, .. }) = rig.out.take().pop() else { panic!("another one takes its place") };
         rig.queue.retry(read, &mut rig.out);
         assert!(rig.out.take().is_empty(), "its place is taken");
         rig.queue.verify(0);
-        assert!(rig.queue.on_done(crate::io::split_token(token).1, &mut rig.out));
+        assert!(rig.queue.on_done(crate::io::split_token(token).1, &mut rig.out).is_some());
         let again = rig.out.take();
         assert!(matches!(again[..], [Effect::Read { token, .. }] if token == disk_token(DeviceSlot(3), read)));
     }
