@@ -262,7 +262,8 @@ impl<M: Machine> World<M> {
         let mut effects = std::mem::take(&mut self.host_effects);
         let done = act(&mut slot.machine, self.now, &mut effects);
         self.handled += 1;
-        self.longest_slice = self.longest_slice.max(slot.machine.last_turn().sliced);
+        let turn = slot.machine.last_turn();
+        self.longest_slice = self.longest_slice.max((turn.sliced, turn.of));
         if self.handled.is_multiple_of(VERIFIED_EVERY) {
             slot.machine.verify();
         }

@@ -196,7 +196,7 @@ pub struct World<M> {
     /// Events that machines have handled.
     pub(crate) handled: u64,
     /// The most work that one of them has done in one of what goes in slices.
-    pub longest_slice: usize,
+    pub longest_slice: (usize, &'static str),
     pub grid: GridId,
     pub(crate) asks: BTreeMap<u64, NodeAsk>,
     pub(crate) next_ask: u64,
@@ -229,7 +229,7 @@ impl<M: Machine> World<M> {
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             handled: 0,
-            longest_slice: 0,
+            longest_slice: (0, ""),
             grid: GridId(0x1001),
             asks: BTreeMap::new(),
             next_ask: 0,

@@ -12,7 +12,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    pub(crate) fn note(&mut self, of: &'static str, runs: usize) {
+    fn note(&mut self, of: &'static str, runs: usize) {
         if runs > self.runs {
             (self.runs, self.of) = (runs, of);
         }

@@ -36,6 +36,8 @@ fn changes_of_a_map_that_is_written_to_everywhere_go_to_leaves_while_it_is_cheap
             })
             .collect();
         tokens.into_iter().for_each(|token| drop(world.wait(token)));
+        // As many as a fast volume takes: folds and checkpoints go in slices, with pauses in between.
+        world.span(Duration::from_millis(40));
         let anatomy = world.controller.anatomy();
         // What is in the log is in no segment yet.
         most = most.max(anatomy.cache.changes.saturating_sub(anatomy.log.entries));

@@ -1,26 +1,27 @@
 //! Checkpoints: the state of the map as of an LSN, in metadata segments, named by a record in the log.
 //!
-//! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> writing (the runs of
-//! the checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes leaf by leaf, when the
-//! new ones are durable, and then the state is captured; a crash at any point leaves the previous checkpoint whole.
+//! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> writing (the state
+//! is captured, in slices, and the runs of the checkpoint are being put) -> recording (its record is in the log) -> idle.
+//! The base changes leaf by leaf, when the new ones are durable, and then the state is captured ([`super::capture`]); a
+//! crash at any point leaves the previous checkpoint whole.
 //!
 //! A run is full (everything) or a delta (what changed since the last run); a chain is a full run and its deltas.
 //!
 //! Protocol rules 15 (trim point), 18 (nothing that the last durable checkpoint names is freed), 24 (sorted deltas).
 
+use super::capture::Capture;
 use super::folding::Fold;
-use super::layers::LayerTable;
-use super::leaf::{LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Place};
+use super::leaf::{LeafNo, LeafPointer};
+use super::run::{Packed, PartIndex, RunWriter, pointers_into};
 use crate::api::State;
 use crate::controller::{Controller, Out};
 use crate::log::window::Done;
-use crate::segment::writer::{JobKind, Work};
-use crate::segment::{Kind, SegmentInfo};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Instant, Key, Lsn, crc32c};
+use crate::segment::Kind;
+use crate::segment::writer::JobKind;
+use holdfast_base::{Instant, Lsn};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -55,35 +56,6 @@ const NARROW_LEAVES_MAX: usize = 128;
 /// Segments whose shards are to be deleted: how many, and where they are.
 pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
 
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum SavedPlace {
-    Log(Lsn),
-    Segment { segment: SegmentNo, block: u32, crcs: Vec<BlockCrc> },
-    Zero,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SavedRun {
-    pub(crate) key: u64,
-    pub(crate) blocks: u64,
-    pub(crate) stamp: Lsn,
-    pub(crate) place: SavedPlace,
-}
-
-/// A part of a run; parts are loaded in order.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct RunPart {
-    /// Forget everything loaded before.
-    pub(crate) full: bool,
-    /// Once a run.
-    pub(crate) layers: Option<LayerTable>,
-    /// Overlay runs up to this stamp under the leaves named here are in those leaves, but for runs said anew here.
-    pub(crate) folded_at: Lsn,
-    pub(crate) leaves: Vec<(u64, Option<LeafPointer>)>,
-    pub(crate) segments: Vec<(SegmentNo, Option<SegmentInfo>)>,
-    pub(crate) overlay: Vec<SavedRun>,
-}
-
 #[derive(Debug, Default)]
 pub(super) enum Stage {
     #[default]
@@ -93,13 +65,12 @@ pub(super) enum Stage {
     Recording,
 }
 
-/// Parts in one payload: (first block, bytes, checksum).
-pub(crate) type PartIndex = Vec<(u32, u32, u32)>;
-
 #[derive(Debug)]
 pub(super) struct Writing {
     lsn: Lsn,
     full: bool,
+    /// What is not encoded yet; absent when all is.
+    capture: Option<Box<Capture>>,
     /// By job.
     jobs: Vec<PartIndex>,
     pointers: Vec<Vec<MetaPointer>>,
@@ -166,7 +137,8 @@ impl Checkpointer {
     /// Continues a chain that was loaded.
     pub(crate) fn resume(&mut self, durable: Checkpoint) {
         self.captured = durable.lsn;
-        self.chain_len = durable.runs.len();
+        // A run may have several parts, and has segments of its own.
+        self.chain_len = durable.runs.iter().map(|run| run.segment).collect::<BTreeSet<_>>().len();
         self.durable = durable;
     }
 
@@ -307,15 +279,20 @@ impl Controller {
         let has_shrunk = names < self.checkpointer.chain_names / SHRUNK_PART;
         let full = rewrite || self.checkpointer.durable.runs.is_empty() || is_long || has_shrunk;
         self.checkpointer.chain_names = if full { names } else { names.max(self.checkpointer.chain_names) };
-        self.turn.note("checkpoint: what has changed is gathered", self.map.run_count());
-        let parts = self.run_parts(full);
+        let (lsn, payload_bytes) = (self.log.completed, self.basis.config.segment_payload_bytes);
         let checkpointer = &mut self.checkpointer;
-        checkpointer.captured = self.log.completed;
+        let folded = std::mem::take(&mut checkpointer.folded_leaves).into_iter().collect();
+        let writer = RunWriter::new(full, self.map.layers.clone(), checkpointer.folded_at, payload_bytes);
+        let since = (!full).then_some(checkpointer.captured);
+        let capture = Some(Box::new(Capture::begin(&mut self.map, &mut self.segments, since, folded, writer)));
+        let (jobs, pointers) = (Vec::new(), Vec::new());
+        checkpointer.stage = Stage::Writing(Writing { lsn, full, capture, jobs, pointers, pending: 0 });
+        checkpointer.captured = lsn;
         checkpointer.bytes_at_capture = self.log.total_bytes;
         self.wants.on_captured();
         self.care.cleaner.on_captured();
         checkpointer.journal_fill = 0;
-        self.write_runs(full, &parts, out);
+        self.capture_some(out);
     }
 
     /// What a full run would name.
@@ -348,66 +325,33 @@ impl Controller {
         }
     }
 
-    fn run_parts(&mut self, full: bool) -> Vec<Vec<u8>> {
-        let since = if full { Lsn::ZERO } else { self.checkpointer.captured };
-        let folded = std::mem::take(&mut self.checkpointer.folded_leaves);
-        let dirty = self.segments.take_dirty();
-        let mut writer =
-            PartWriter::new(full, self.checkpointer.folded_at, self.basis.config.segment_payload_bytes / 4);
-        writer.layers(self.map.layers.clone());
-        if full {
-            for (no, pointer) in self.map.directory.iter() {
-                writer.leaf(no, Some(pointer));
-            }
-            for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
-                writer.segment(no, Some(info.clone()));
-            }
-        } else {
-            for no in &folded {
-                writer.leaf(*no, self.map.directory.get(*no));
-            }
-            for no in dirty {
-                let info = self.segments.get(no);
-                if info.is_none_or(|i| i.kind != Kind::Run) {
-                    writer.segment(no, info.cloned());
-                }
-            }
+    /// Encodes what was captured, as much as a slice allows, and puts full payloads into segments.
+    pub(super) fn capture_some(&mut self, out: Out) {
+        let Stage::Writing(Writing { capture, .. }) = &mut self.checkpointer.stage else { return };
+        let Some(mut capture) = capture.take() else { return };
+        while !self.has_sliced() && !capture.is_done() {
+            let runs = capture.go_on(&mut self.map, &mut self.segments);
+            self.turn.slice("checkpoint: what has changed is encoded", runs);
         }
-        let moved = std::mem::take(&mut self.map.zeroes_moved_to);
-        for (key, blocks, mapped) in self.map.overlay.iter_from(0) {
-            let is_moved = || mapped.place == Place::Zero && moved.contains(&Key(key).object());
-            if full || mapped.stamp > since || is_moved() {
-                writer.run(key, blocks, mapped);
-            }
+        while let Some(packed) = capture.next_packed() {
+            self.write_runs(packed, out);
         }
-        if !full {
-            for no in folded {
-                for piece in self.map.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
-                    if let Some(mapped) = piece.value.filter(|m| m.stamp <= since) {
-                        writer.run(piece.start, piece.len, &mapped);
-                    }
-                }
-            }
+        if capture.is_done() {
+            return;
         }
-        writer.finish()
+        let Stage::Writing(writing) = &mut self.checkpointer.stage else { unreachable!("jobs take longer") };
+        writing.capture = Some(capture);
+        self.slice_soon();
     }
 
-    fn write_runs(&mut self, full: bool, parts: &[Vec<u8>], out: Out) {
-        let jobs = pack_parts(parts, self.basis.config.segment_payload_bytes as usize);
-        self.checkpointer.stage = Stage::Writing(Writing {
-            lsn: self.log.completed,
-            full,
-            jobs: jobs.iter().map(|(index, _)| index.clone()).collect(),
-            pointers: vec![Vec::new(); jobs.len()],
-            pending: jobs.len(),
-        });
-        for (part, (_, bytes)) in jobs.into_iter().enumerate() {
-            self.counters.checkpoint_bytes += bytes.len() as u64;
-            let payload = padded(&bytes);
-            let crcs = holdfast_base::block_crcs(&payload);
-            let kind = JobKind::Runs { part };
-            self.start_job(Work { kind, extents: Vec::new(), payload: vec![payload], crcs }, out);
-        }
+    fn write_runs(&mut self, packed: Packed, out: Out) {
+        let Stage::Writing(writing) = &mut self.checkpointer.stage else { unreachable!("runs are captured") };
+        let kind = JobKind::Runs { part: writing.jobs.len() };
+        writing.jobs.push(packed.index.clone());
+        writing.pointers.push(Vec::new());
+        writing.pending += 1;
+        self.counters.checkpoint_bytes += packed.bytes();
+        self.start_job(packed.into_work(kind), out);
     }
 
     pub(crate) fn on_runs_durable(&mut self, part: usize, segment: SegmentNo, out: Out) {
@@ -418,7 +362,7 @@ impl Controller {
         };
         writing.pointers[part] = pointers_into(&writing.jobs[part], segment, geometry, &homes);
         writing.pending -= 1;
-        if writing.pending > 0 {
+        if writing.pending > 0 || writing.capture.is_some() {
             return;
         }
         let Stage::Writing(writing) = std::mem::replace(&mut self.checkpointer.stage, Stage::Recording) else {
@@ -505,125 +449,5 @@ impl Controller {
                 }
             }
         }
-    }
-}
-
-/// Parts of a run, gathered into payloads that each fit a segment.
-pub(crate) fn pack_parts(parts: &[Vec<u8>], bytes_max: usize) -> Vec<(PartIndex, Vec<u8>)> {
-    let mut jobs: Vec<(PartIndex, Vec<u8>)> = vec![(Vec::new(), Vec::new())];
-    for part in parts {
-        let last = jobs.last_mut().expect("never empty");
-        if !last.1.is_empty() && last.1.len() + part.len() > bytes_max {
-            jobs.push((Vec::new(), Vec::new()));
-        }
-        let (index, bytes) = jobs.last_mut().expect("never empty");
-        index.push(((bytes.len() / BLOCK_BYTES) as u32, part.len() as u32, crc32c(part)));
-        bytes.extend_from_slice(part);
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
-    }
-    jobs
-}
-
-/// Where the parts in one payload lie.
-pub(crate) fn pointers_into(
-    index: &PartIndex,
-    segment: SegmentNo,
-    geometry: Geometry,
-    homes: &[Leg],
-) -> Vec<MetaPointer> {
-    let pointer = |&(block, len_bytes, crc): &(u32, u32, u32)| MetaPointer {
-        segment,
-        geometry,
-        homes: homes.to_vec(),
-        block,
-        len_bytes,
-        crc,
-    };
-    index.iter().map(pointer).collect()
-}
-
-pub(crate) fn padded(bytes: &[u8]) -> Buf {
-    let mut buf = BufMut::new(bytes.len().next_multiple_of(BLOCK_BYTES));
-    buf[..bytes.len()].copy_from_slice(bytes);
-    buf[bytes.len()..].fill(0);
-    buf.freeze()
-}
-
-/// Cuts a run into parts that each fit well into a segment.
-pub(crate) struct PartWriter {
-    parts: Vec<Vec<u8>>,
-    part: RunPart,
-    estimate: usize,
-    bytes_max: usize,
-    folded_at: Lsn,
-}
-
-impl PartWriter {
-    pub(crate) fn new(full: bool, folded_at: Lsn, bytes_max: u32) -> PartWriter {
-        let part = RunPart { full, folded_at, ..RunPart::default() };
-        PartWriter { parts: Vec::new(), part, estimate: 0, bytes_max: bytes_max as usize, folded_at }
-    }
-
-    fn grow(&mut self, bytes: usize) {
-        if self.estimate + bytes > self.bytes_max && self.estimate > 0 {
-            self.flush();
-        }
-        self.estimate += bytes;
-    }
-
-    fn flush(&mut self) {
-        let next = RunPart { folded_at: self.folded_at, ..RunPart::default() };
-        let part = std::mem::replace(&mut self.part, next);
-        self.parts.push(postcard::to_stdvec(&part).expect("our records always encode"));
-        self.estimate = 0;
-    }
-
-    /// Comes first.
-    pub(crate) fn layers(&mut self, layers: LayerTable) {
-        self.estimate = 64 * layers.len();
-        self.part.layers = Some(layers);
-    }
-
-    pub(crate) fn leaf(&mut self, no: LeafNo, pointer: Option<LeafPointer>) {
-        self.grow(40);
-        self.part.leaves.push((no.0, pointer));
-    }
-
-    pub(crate) fn segment(&mut self, no: SegmentNo, info: Option<SegmentInfo>) {
-        self.grow(40 + info.as_ref().map_or(0, |i| 24 * i.homes.len() + 20));
-        self.part.segments.push((no, info));
-    }
-
-    pub(crate) fn run(&mut self, key: u64, blocks: u64, mapped: &Mapped) {
-        let place = match &mapped.place {
-            Place::Log { lsn, .. } => SavedPlace::Log(*lsn),
-            Place::Zero => SavedPlace::Zero,
-            Place::Segment { segment, block, crcs } => {
-                // A long run is cut, so that its checksums fit a part.
-                let crcs = crcs.as_slice();
-                let chunk = (self.bytes_max / 10).max(1);
-                for (i, some) in crcs.chunks(chunk).enumerate() {
-                    let offset = (i * chunk) as u64;
-                    let place =
-                        SavedPlace::Segment { segment: *segment, block: block + offset as u32, crcs: some.to_vec() };
-                    self.saved(key + offset, some.len() as u64, mapped.stamp, place);
-                }
-                return;
-            }
-        };
-        self.saved(key, blocks, mapped.stamp, place);
-    }
-
-    fn saved(&mut self, key: u64, blocks: u64, stamp: Lsn, place: SavedPlace) {
-        let crcs = if let SavedPlace::Segment { crcs, .. } = &place { crcs.len() * 5 } else { 0 };
-        self.grow(40 + crcs);
-        self.part.overlay.push(SavedRun { key, blocks, stamp, place });
-    }
-
-    pub(crate) fn finish(mut self) -> Vec<Vec<u8>> {
-        if self.estimate > 0 || self.parts.is_empty() {
-            self.flush();
-        }
-        self.parts
     }
 }

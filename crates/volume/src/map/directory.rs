@@ -44,6 +44,11 @@ impl Directory {
         self.pointers.iter().map(|(no, pointer)| (*no, *pointer))
     }
 
+    /// Leaves from there on.
+    pub(crate) fn iter_from(&self, from: LeafNo) -> impl Iterator<Item = (LeafNo, LeafPointer)> {
+        self.pointers.range(from..).map(|(no, pointer)| (*no, *pointer))
+    }
+
     pub(crate) fn range(&self, range: impl RangeBounds<LeafNo>) -> impl DoubleEndedIterator<Item = LeafNo> {
         self.pointers.range(range).map(|(no, _)| *no)
     }

@@ -131,12 +131,12 @@ impl Controller {
         self.checkpointer.slice_at
     }
 
-    fn slice_soon(&mut self) {
+    pub(super) fn slice_soon(&mut self) {
         self.checkpointer.slice_at = Some(self.basis.now + PAUSE);
     }
 
     /// Whether this turn has done its slice.
-    fn has_sliced(&self) -> bool {
+    pub(super) fn has_sliced(&self) -> bool {
         self.turn.sliced >= self.basis.config.slice_runs_max
     }
 
@@ -147,7 +147,11 @@ impl Controller {
             return;
         }
         self.checkpointer.slice_at = None;
-        let Stage::Folding(fold) = &self.checkpointer.stage else { return };
+        let fold = match &self.checkpointer.stage {
+            Stage::Folding(fold) => fold,
+            Stage::Writing(_) => return self.capture_some(out),
+            Stage::Idle | Stage::Recording => return,
+        };
         match &fold.step {
             Step::Reading(_) => self.read_some(out),
             Step::Merging(_) => self.merge_some(out),

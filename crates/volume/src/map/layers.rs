@@ -125,11 +125,6 @@ pub(crate) fn leaf_in(no: LeafNo, layer: ObjectId) -> LeafNo {
 }
 
 impl LayerTable {
-    /// Rows, for the size of what is saved.
-    pub(crate) fn len(&self) -> usize {
-        self.layers.len() + self.merged.len() + self.heads.len()
-    }
-
     /// With their parents, which come first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, Option<ObjectId>)> {
         self.layers.iter().map(|(id, layer)| (*id, layer.parent))

@@ -1,7 +1,8 @@
 //! Leaves: what the base of the map is made of, as they are encoded and kept in memory; and the places that they and
 //! the overlay name.
 
-use super::rangemap::{Piece, RangeMap, Sliceable};
+use super::cut::Cuttable;
+use super::rangemap::{Piece, Sliceable};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -104,7 +105,7 @@ impl Sliceable for Mapped {
     }
 }
 
-pub type Overlay = RangeMap<Mapped>;
+pub type Overlay = Cuttable<Mapped>;
 
 /// In a run of a leaf: these blocks read as zeroes, whatever the layer below says.
 const ZEROES: SegmentNo = SegmentNo { epoch: Epoch(0), counter: 0 };

@@ -2,14 +2,13 @@
 
 use super::Map;
 use super::apply::log_place;
-use super::checkpoint::{RunPart, SavedPlace, SavedRun};
 use super::layers::LayerTable;
 use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
+use super::run::{Element, Head, PartReader, SavedPlace, SavedRun, Unreadable};
 use crate::log::window::Log;
-use crate::segment::{SegmentInfo, Segments};
+use crate::segment::Segments;
 use holdfast_base::{Buf, Key, Lsn, buf, crc32c};
-use holdfast_format::record::{MetaPointer, SegmentNo};
-use std::vec::IntoIter;
+use holdfast_format::record::MetaPointer;
 
 /// A run of a checkpoint that is being fetched.
 #[derive(Debug)]
@@ -23,12 +22,17 @@ pub(crate) struct RunLoad {
 /// One that is being taken in: what is left of it.
 #[derive(Debug)]
 pub(crate) struct RunLeft {
-    full: bool,
-    layers: Option<LayerTable>,
+    /// Absent once it is in the map.
+    head: Option<Head>,
     folded_at: Lsn,
-    leaves: IntoIter<(u64, Option<LeafPointer>)>,
-    segments: IntoIter<(SegmentNo, Option<SegmentInfo>)>,
-    overlay: IntoIter<SavedRun>,
+    left: PartReader,
+}
+
+impl RunLeft {
+    pub(super) fn begin(bytes: Buf) -> Result<RunLeft, Unreadable> {
+        let (left, head) = PartReader::begin(bytes)?;
+        Ok(RunLeft { folded_at: head.folded_at, head: Some(head), left })
+    }
 }
 
 impl RunLoad {
@@ -36,68 +40,56 @@ impl RunLoad {
         self.parts.is_empty()
     }
 
-    /// What it says, once it is all there; `None` where its checksum is wrong.
-    pub(crate) fn read(&self) -> Option<RunLeft> {
+    /// What it says, once it is all there.
+    pub(crate) fn read(&self) -> Result<RunLeft, Unreadable> {
         let parts: Vec<Buf> = self.parts.iter().map(|p| p.clone().expect("all parts are there")).collect();
-        let bytes = buf::concat(&parts);
-        let bytes = &bytes[..self.pointer.len_bytes as usize];
-        if crc32c(bytes) != self.pointer.crc {
-            return None;
+        let bytes = buf::concat(&parts).slice(0..self.pointer.len_bytes as usize);
+        if crc32c(&bytes) != self.pointer.crc {
+            return Err(Unreadable);
         }
-        let RunPart { full, layers, folded_at, leaves, segments, overlay } = postcard::from_bytes(bytes).ok()?;
-        let (leaves, segments, overlay) = (leaves.into_iter(), segments.into_iter(), overlay.into_iter());
-        Some(RunLeft { full, layers, folded_at, leaves, segments, overlay })
+        RunLeft::begin(bytes)
     }
 }
 
 impl Map {
-    /// All that a run says goes into the map; false where it can't be read.
-    pub(crate) fn load_run(&mut self, run: &RunLoad, segments: &mut Segments, log: &Log) -> bool {
-        let Some(mut left) = run.read() else { return false };
-        let is_done = self.load_some(&mut left, usize::MAX, segments, log);
+    /// All that a run says goes into the map.
+    pub(crate) fn load_run(&mut self, run: &RunLoad, segments: &mut Segments, log: &Log) -> Result<(), Unreadable> {
+        let is_done = self.load_some(&mut run.read()?, usize::MAX, segments, log)?;
         assert!(is_done, "there are not so many");
-        true
+        Ok(())
     }
 
     /// At most so many leaves, segments and pieces; true when that was all.
     pub(crate) fn load_some(
         &mut self,
         run: &mut RunLeft,
-        mut count: usize,
+        count: usize,
         segments: &mut Segments,
         log: &Log,
-    ) -> bool {
-        if std::mem::take(&mut run.full) {
-            self.forget_all();
-            segments.reset(segments.first_own());
-        }
-        if let Some(layers) = run.layers.take() {
-            self.layers = layers;
-            self.layers.refresh();
-            self.forget_runs_of_gone_layers();
-        }
-        let mut goes_on = || {
-            let is_left = count > 0;
-            count = count.saturating_sub(1);
-            is_left
-        };
-        while goes_on() {
-            if let Some((no, pointer)) = run.leaves.next() {
-                self.load_pointer(LeafNo(no), pointer, run.folded_at);
-            } else if let Some((no, info)) = run.segments.next() {
-                match info {
-                    Some(info) => segments.insert(no, info),
-                    None => {
-                        segments.remove(no);
-                    }
-                }
-            } else if let Some(piece) = run.overlay.next() {
-                self.load_piece(piece, log);
-            } else {
-                return true;
+    ) -> Result<bool, Unreadable> {
+        if let Some(head) = run.head.take() {
+            if head.full {
+                self.forget_all();
+                segments.reset(segments.first_own());
+            }
+            if let Some(layers) = head.layers {
+                self.layers = layers;
+                self.layers.refresh();
+                self.forget_runs_of_gone_layers();
             }
         }
-        false
+        for _ in 0..count {
+            match run.left.next()? {
+                None => return Ok(true),
+                Some(Element::Leaf(no, pointer)) => self.load_pointer(no, pointer, run.folded_at),
+                Some(Element::Segment(no, Some(info))) => segments.insert(no, info),
+                Some(Element::Segment(no, None)) => {
+                    segments.remove(no);
+                }
+                Some(Element::Run(piece)) => self.load_piece(piece, log),
+            }
+        }
+        Ok(false)
     }
 
     fn load_pointer(&mut self, no: LeafNo, pointer: Option<LeafPointer>, folded_at: Lsn) {

@@ -15,7 +15,9 @@
 //! the last two.
 
 mod apply;
+mod capture;
 pub(crate) mod checkpoint;
+mod cut;
 mod directory;
 mod fold;
 mod folding;
@@ -27,6 +29,7 @@ mod loading;
 mod merge;
 mod rangemap;
 mod resolve;
+pub(crate) mod run;
 mod shadow;
 
 pub(crate) use checkpoint::Checkpointer;
@@ -36,6 +39,7 @@ pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Over
 pub(crate) use leafload::{LeafLoad, LeafWaiter, Pins, Span};
 pub(crate) use loading::{RunLeft, RunLoad};
 pub(crate) use rangemap::Piece;
+pub(crate) use run::Unreadable;
 
 use crate::api::Mutations;
 use crate::log::window::Log;

@@ -125,6 +125,11 @@ impl<V: Sliceable> RangeMap<V> {
         gaps
     }
 
+    /// Whether a run reaches into this range.
+    pub fn has_any(&self, start: u64, len: u64) -> bool {
+        self.overlapping(start, start + len).next().is_some()
+    }
+
     /// All runs that start at or after `from`, in order.
     pub fn iter_from(&self, from: u64) -> impl Iterator<Item = (u64, u64, &V)> {
         self.runs.range(from..).map(|(at, run)| (*at, run.len, &run.value))

@@ -704,7 +704,7 @@ impl Controller {
     fn replay(&mut self, out: Out) {
         let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
         for run in runs.iter().filter(|run| !run.is_in_map()) {
-            if !self.map.load_run(run, &mut self.segments, &self.log) {
+            if self.map.load_run(run, &mut self.segments, &self.log).is_err() {
                 return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
             }
         }

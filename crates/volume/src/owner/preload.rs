@@ -16,7 +16,7 @@
 
 use crate::api::{Effect, Notice, State, Warming};
 use crate::controller::{Controller, Out};
-use crate::map::{RunLeft, RunLoad};
+use crate::map::{RunLeft, RunLoad, Unreadable};
 use crate::owner::opening::Step;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::VecDeque;
@@ -91,16 +91,16 @@ impl Controller {
         };
         if filling.run.is_none() {
             let Some(next) = filling.left.pop_front() else { return self.on_preloaded(Some(filling.done), out) };
-            filling.run = next.read();
-            if filling.run.is_none() {
-                return self.on_preloaded(None, out);
-            }
+            let Ok(run) = next.read() else { return self.on_preloaded(None, out) };
+            filling.run = Some(run);
             filling.done.push(next.pointer);
         }
-        if let Some(run) = &mut filling.run
-            && self.map.load_some(run, FILL_AT_ONCE, &mut self.segments, &self.log)
-        {
-            filling.run = None;
+        if let Some(run) = &mut filling.run {
+            match self.map.load_some(run, FILL_AT_ONCE, &mut self.segments, &self.log) {
+                Ok(true) => filling.run = None,
+                Ok(false) => {}
+                Err(Unreadable) => return self.on_preloaded(None, out),
+            }
         }
         self.preload = Some(filling);
     }

@@ -13,6 +13,7 @@ use holdfast_format::record::SegmentNo;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Kind {
@@ -188,6 +189,23 @@ fn set_member(set: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_member: bool) {
     }
 }
 
+/// The table as of one instant, for who goes through it in slices.
+#[derive(Debug)]
+struct Cut {
+    /// What is left to go through, where that is not all.
+    changed: Option<BTreeSet<SegmentNo>>,
+    /// Everything up to here was gone through.
+    last: Option<SegmentNo>,
+    /// What has changed since, ahead of there, as it was; absent means that it was not in the table.
+    kept: BTreeMap<SegmentNo, Option<SegmentInfo>>,
+}
+
+impl Cut {
+    fn is_ahead(&self, no: SegmentNo) -> bool {
+        self.changed.as_ref().map_or(self.last.is_none_or(|last| no > last), |changed| changed.contains(&no))
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     segments: BTreeMap<SegmentNo, SegmentInfo>,
@@ -197,6 +215,7 @@ pub(crate) struct Segments {
     unseen: BTreeSet<SegmentNo>,
     /// Changed since the last checkpoint run; absent from `segments` means removed.
     dirty: BTreeSet<SegmentNo>,
+    cut: Option<Box<Cut>>,
     all: Sums,
     /// Below this number segments are origins' (see `family`).
     first_own: SegmentNo,
@@ -253,6 +272,7 @@ impl Segments {
     // ---- the table ----
 
     pub(crate) fn insert(&mut self, no: SegmentNo, info: SegmentInfo) {
+        self.keep(no);
         self.in_sums(no, |sums| sums.add(&info));
         set_member(&mut self.metadata, no, info.kind != Kind::Data);
         set_member(&mut self.unseen, no, info.visible() == 0);
@@ -263,6 +283,7 @@ impl Segments {
     }
 
     pub(crate) fn remove(&mut self, no: SegmentNo) -> Option<SegmentInfo> {
+        self.keep(no);
         self.on_changed(no);
         let info = self.segments.remove(&no)?;
         self.metadata.remove(&no);
@@ -348,6 +369,7 @@ impl Segments {
     }
 
     pub(crate) fn rehome(&mut self, no: SegmentNo, homes: &[(u8, Leg)]) {
+        self.keep(no);
         let Some(info) = self.segments.get_mut(&no) else { return };
         let former = info.homes.clone();
         for (index, leg) in homes {
@@ -423,6 +445,7 @@ impl Segments {
     }
 
     fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
+        self.keep(no);
         let Some(info) = self.segments.get_mut(&no) else { return false };
         let what_counts = |info: &SegmentInfo| (info.live > 0, info.visible() > 0, info.kept);
         let before = what_counts(info);
@@ -463,7 +486,52 @@ impl Segments {
         self.segments.range(from..).map(|(no, info)| (*no, info))
     }
 
-    /// What changed since the last call: present segments and removed ones.
+    // ---- checkpoints ----
+
+    /// The state as of now is gone through from here on: of all segments, or of those that changed since the last time.
+    pub(crate) fn cut(&mut self, of_all: bool) {
+        assert!(self.cut.is_none(), "one walk at a time");
+        let changed = self.take_dirty();
+        let changed = (!of_all).then_some(changed);
+        self.cut = Some(Box::new(Cut { changed, last: None, kept: BTreeMap::new() }));
+    }
+
+    /// A segment is about to change.
+    fn keep(&mut self, no: SegmentNo) {
+        if let Some(cut) = &mut self.cut
+            && cut.is_ahead(no)
+        {
+            cut.kept.entry(no).or_insert_with(|| self.segments.get(&no).cloned());
+        }
+    }
+
+    /// Tells of the next `count` of the cut, in order: of segments that were in the table then, and of changed ones
+    /// that were not. False when that was all.
+    pub(crate) fn walk_cut(&mut self, count: usize, mut told: impl FnMut(SegmentNo, Option<&SegmentInfo>)) -> bool {
+        let mut cut = self.cut.take().expect("a walk begins with a cut");
+        let from = cut.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = (from, Bound::Unbounded);
+        let next: BTreeSet<SegmentNo> = match &mut cut.changed {
+            Some(changed) => std::iter::from_fn(|| changed.pop_first()).take(count).collect(),
+            None => {
+                let there = self.segments.range(range).map(|(no, _)| *no).take(count);
+                there.chain(cut.kept.range(range).map(|(no, _)| *no).take(count)).collect()
+            }
+        };
+        let is_last = next.len() < count;
+        for no in next.into_iter().take(count) {
+            let kept = cut.kept.get(&no).map(|kept| kept.as_ref());
+            let info = kept.unwrap_or_else(|| self.segments.get(&no));
+            if info.is_some() || cut.changed.is_some() {
+                told(no, info);
+            }
+            cut.last = Some(no);
+        }
+        self.cut = Some(cut).filter(|_| !is_last);
+        !is_last
+    }
+
+    /// What changed since the last call or cut: present segments and removed ones.
     pub(crate) fn take_dirty(&mut self) -> BTreeSet<SegmentNo> {
         std::mem::take(&mut self.dirty)
     }

@@ -29,12 +29,12 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::map::checkpoint::{PartIndex, PartWriter, pack_parts, padded, pointers_into};
+use crate::map::run::{Packed, PartIndex, RunWriter, pointers_into};
 use crate::map::{LayerTable, Mapped, Place};
 use crate::owner::root::Change;
 use crate::peers::Purpose;
 use crate::segment::Kind;
-use crate::segment::writer::{JobKind, Work};
+use crate::segment::writer::JobKind;
 use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
     Token, VolumeId,
@@ -323,16 +323,15 @@ impl Controller {
     }
 
     /// The whole map as a run of a checkpoint.
-    fn fork_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Vec<u8>> {
-        let bytes_max = self.basis.config.segment_payload_bytes / 4;
-        let mut writer = PartWriter::new(true, self.checkpointer.folded_at(), bytes_max);
+    fn fork_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Packed> {
         let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
-        writer.layers(layers);
+        let payload_bytes = self.basis.config.segment_payload_bytes;
+        let mut writer = RunWriter::new(true, layers, self.checkpointer.folded_at(), payload_bytes);
         for (no, pointer) in self.map.directory().iter() {
             writer.leaf(no, Some(pointer));
         }
         for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
-            writer.segment(no, Some(info.clone()));
+            writer.segment(no, Some(info));
         }
         for (key, blocks, mapped) in self.map.overlay().iter_from(0) {
             if matches!(mapped.place, Place::Log { .. }) {
@@ -352,26 +351,23 @@ impl Controller {
             let zeroes = Mapped { place: Place::Zero, stamp: self.log.completed };
             writer.run(Key::new(live, Lba(end)).0, mapped_end - end, &zeroes);
         }
-        writer.finish()
+        writer.end();
+        std::iter::from_fn(|| writer.next_packed()).collect()
     }
 
-    fn write_fork(&mut self, root: Root, parts: Vec<Vec<u8>>, out: Out) {
+    fn write_fork(&mut self, root: Root, packed: Vec<Packed>, out: Out) {
         let (dependent, epoch) = (root.volume, root.epoch);
-        let packed = pack_parts(&parts, self.basis.config.segment_payload_bytes as usize);
         if packed.len() > PARTS_MAX {
             self.end_fork();
             let why = "the volume's map is too large for that; copy the snapshot (`holdfast send`)";
             return self.notice(Notice::ForkRefused { dependent, why }, out);
         }
         let pointers = vec![None; packed.len()];
-        let indexes = packed.iter().map(|(index, _)| index.clone()).collect();
+        let indexes = packed.iter().map(|packed| packed.index.clone()).collect();
         let fork = self.family.fork.as_mut().expect("a fork under way");
         fork.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
-        for (part, (_, bytes)) in packed.into_iter().enumerate() {
-            let payload = padded(&bytes);
-            let crcs = holdfast_base::block_crcs(&payload);
-            let kind = JobKind::Fork { volume: dependent, epoch, part };
-            self.start_job(Work { kind, extents: Vec::new(), payload: vec![payload], crcs }, out);
+        for (part, packed) in packed.into_iter().enumerate() {
+            self.start_job(packed.into_work(JobKind::Fork { volume: dependent, epoch, part }), out);
         }
     }
 
