@@ -342,3 +342,72 @@ fn outcome_of(end: GroupEnd, names: &[String]) -> GroupOutcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Event, Order};
+    use crate::homes::FRONT;
+    use crate::host::Config;
+    use std::time::Duration;
+
+    const TICKET: u64 = 5;
+
+    /// A group of volumes on these reactors is asked for; what the host wants then.
+    fn asked(host: &mut Host, reactors: &[usize]) -> Vec<Effect> {
+        let member =
+            |(place, reactor): (usize, &usize)| GroupMemberAt { volume: format!("v{place}"), reactor: *reactor };
+        let members = reactors.iter().enumerate().map(member).collect();
+        let order = Order::SnapshotGroup(GroupOrder { members, name: "s".to_string(), created_ms: 1 });
+        handled(host, Instant::ZERO, Event::Order { ticket: TICKET, order })
+    }
+
+    fn handled(host: &mut Host, now: Instant, event: Event) -> Vec<Effect> {
+        let mut out = Effects::new();
+        host.handle(now, event, &mut out);
+        out.drain().collect()
+    }
+
+    /// What the group came to, and to whom something was said.
+    fn in_short(effects: Vec<Effect>) -> (Option<GroupOutcome>, Vec<(usize, Sibling)>) {
+        let (mut outcome, mut told) = (None, Vec::new());
+        for effect in effects {
+            match effect {
+                Effect::Done { ticket: TICKET, outcome: Outcome::Grouped(end) } => outcome = Some(end),
+                Effect::Sibling { reactor, message } => told.push((reactor, message)),
+                other => panic!("a group that never began wants nothing else: {other:?}"),
+            }
+        }
+        (outcome, told)
+    }
+
+    #[test]
+    fn a_member_that_another_reactor_does_not_have_ends_the_group_for_all() {
+        let mut hosts = [0, 1, 2].map(|reactor| Host::new(&Config::for_tests(reactor)));
+        let (outcome, told) = in_short(asked(&mut hosts[FRONT], &[1, 2]));
+        assert!(outcome.is_none() && told.len() == 2, "{outcome:?}, {told:?}");
+        let (_, message) = told.into_iter().next().expect("there are two");
+        let (_, answers) = in_short(handled(&mut hosts[1], Instant::ZERO, Event::Sibling { reactor: FRONT, message }));
+        let Ok([(FRONT, message)]) = <[_; 1]>::try_from(answers) else { panic!("one answer") };
+        let (outcome, told) =
+            in_short(handled(&mut hosts[FRONT], Instant::ZERO, Event::Sibling { reactor: 1, message }));
+        assert_eq!(outcome, Some(GroupOutcome::NotOpen("v0".to_string())));
+        assert!(matches!(told[..], [(1, Sibling::Leave { .. }), (2, Sibling::Leave { .. })]), "{told:?}");
+        assert!(hosts.iter().all(|host| !host.groups.are_any()));
+    }
+
+    #[test]
+    fn a_reactor_that_says_nothing_makes_the_group_late_and_its_late_answer_begins_nothing() {
+        let mut host = Host::new(&Config::for_tests(FRONT));
+        let (_, told) = in_short(asked(&mut host, &[1]));
+        let [(1, Sibling::Join { group, .. })] = told[..] else { panic!("{told:?}") };
+        let (outcome, _) = in_short(handled(&mut host, Instant::ZERO + GROUP_MAX / 2, Event::Tick));
+        assert_eq!(outcome, None);
+        let (outcome, told) = in_short(handled(&mut host, Instant::ZERO + GROUP_MAX, Event::Tick));
+        let late = GroupOutcome::Failed { volume: "v0".to_string(), why: Why::Late, left: Vec::new() };
+        assert!(outcome == Some(late) && matches!(told[..], [(1, Sibling::Leave { .. })]), "{told:?}");
+        let message = Sibling::Joined { group, members: vec![(0, Token(1), HeadId(0))] };
+        let now = Instant::ZERO + GROUP_MAX + Duration::from_millis(1);
+        assert!(handled(&mut host, now, Event::Sibling { reactor: 1, message }).is_empty());
+    }
+}

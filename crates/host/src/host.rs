@@ -62,6 +62,26 @@ struct NodeUp {
 }
 
 /// One host; see the module.
+#[cfg(test)]
+impl Config {
+    pub(crate) fn for_tests(reactor: usize) -> Config {
+        let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(1 << 25));
+        Config {
+            reactor,
+            grid: GridId(7),
+            name: "a".to_string(),
+            instance: InstanceId(1),
+            budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 1 << 30, read_ahead_bytes: 0 },
+            care: Care { rebuild_after: hour, scrub_every: year },
+            room: Room { max: 8, kept_for_local: 1 },
+            expected_volumes: 1,
+            mutations: Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
+            tune: |_| {},
+        }
+    }
+}
+
 pub struct Host {
     pub(crate) volumes: Volumes,
     pub(crate) sessions: Slab<Session>,

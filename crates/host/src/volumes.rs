@@ -519,20 +519,7 @@ mod tests {
     use crate::host::Config as HostConfig;
 
     fn volumes() -> Volumes {
-        let care = Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(1 << 20) };
-        Volumes::new(&HostConfig {
-            reactor: crate::homes::FRONT,
-            grid: GridId(7),
-            name: "a".to_string(),
-            instance: InstanceId(1),
-            budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 1 << 30, read_ahead_bytes: 0 },
-            care,
-            room: crate::Room { max: 8, kept_for_local: 1 },
-            expected_volumes: 1,
-            mutations: crate::Mutations::default(),
-            of_controllers: holdfast_volume::Mutations::default(),
-            tune: |_| {},
-        })
+        Volumes::new(&HostConfig::for_tests(crate::homes::FRONT))
     }
 
     fn spec(volume: u128, name: &str) -> OpenSpec {
