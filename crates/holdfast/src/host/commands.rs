@@ -222,8 +222,8 @@ impl Shell {
                 };
                 self.give_order(now, *order, answer);
                 if let Some(volume) = opens {
-                    self.publish(volume);
-                    self.reactors.homes().arrived(volume);
+                    self.own.publish(volume, &self.host);
+                    self.own.arrived(volume);
                 }
             }
             Command::Arrival(arrival) => self.on_arrival(now, *arrival, io),

@@ -71,10 +71,9 @@ use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
 use peers::Peers;
-use reactors::{FRONT, Reactors};
+use reactors::Own;
 pub use start::run;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a stop may take to close the volumes.
@@ -91,9 +90,8 @@ enum Life {
 
 pub struct Shell {
     name: String,
-    /// Which of the host's reactors this is, and what all of them have.
-    number: usize,
-    reactors: Arc<Reactors>,
+    /// Which of the host's reactors this is, and the others.
+    own: Own,
     host: Host,
     /// What the host wants, and the tray that is being worked off.
     effects: Effects<Effect>,
@@ -170,8 +168,7 @@ impl Shell {
             Effect::News { .. } => {}
             Effect::Peer(effect) => self.on_peer_effect(now, effect, io),
             Effect::Sibling { reactor, message } => {
-                let command = Command::Sibling { from: self.number, message };
-                if self.reactors.post_to(reactor, command).is_err() {
+                if !self.own.tell(reactor, message) {
                     logger::warn(format_args!("reactor {reactor} takes nothing just now; what it was told is lost"));
                 }
             }
@@ -252,7 +249,7 @@ impl Shell {
 
     /// Tells what this host does with a volume, if that has changed.
     fn tell_local(&mut self, volume: VolumeId) {
-        self.publish(volume);
+        self.own.publish(volume, &self.host);
         let local = self.host.find_id(volume).map(assignment::local_of);
         let before = match local {
             Some(local) => self.locals.insert(volume, local),
@@ -263,20 +260,11 @@ impl Shell {
         }
     }
 
-    /// Tells other reactors which names a volume has here.
-    fn publish(&mut self, volume: VolumeId) {
-        if self.reactors.count() == 1 {
-            return;
-        }
-        let found = self.host.shown(volume);
-        self.reactors.homes().publish(self.number, volume, found);
-    }
-
     fn tell_nodes_away(&mut self, now: Instant) {
         let away = self.links.views().filter(|link| !link.up || link.polls_missed > 1).map(|link| link.node).collect();
         if self.nodes_away != away {
             self.nodes_away = away;
-            if self.number == FRONT {
+            if self.own.is_front() {
                 self.assignment.tell(AssignmentEvent::NodesAway(self.nodes_away.clone()));
             }
             self.host.handle(now, HostEvent::NodesAway(self.nodes_away.clone()), &mut self.effects);
@@ -310,15 +298,11 @@ impl Shell {
     fn begin_stop(&mut self, now: Instant, io: &mut Io) {
         if self.is_stopping() {
             logger::warn(format_args!("told to stop a second time: volumes are left to recovery"));
-            if self.number == FRONT {
-                self.reactors.stop_others();
-            }
+            self.own.stop_others();
             return io.stop();
         }
         self.life = Life::Stopping { give_up_at: now + STOP_MAX };
-        if self.number == FRONT {
-            self.reactors.stop_others();
-        }
+        self.own.stop_others();
         self.tell_host(now, Order::TakeNoMore);
         for client in self.clients.tokens() {
             self.shut_client_down(client, io);

@@ -12,7 +12,7 @@
 use super::Shell;
 use super::access::Teller;
 use super::client::Machine;
-use super::reactors::Reactors;
+use super::reactors::Own;
 use super::tls::Secured;
 use holdfast_base::{BlockReply, Buf, BufMut, Effects, ExportInfo, GridId, Instant, ObjectId, Slab, Token};
 use holdfast_format::portal::Client as Association;
@@ -66,33 +66,29 @@ pub struct Arrival {
 /// Exports that a client is shown: those that are not for it are left out.
 struct Offered<'a> {
     host: &'a Host,
-    others: (&'a Reactors, usize),
+    own: &'a Own,
     caller: &'a Caller,
     /// What the client was told that it may not have.
     refused: RefCell<Option<String>>,
 }
 
 impl<'a> Offered<'a> {
-    fn to(caller: &'a Caller, host: &'a Host, others: (&'a Reactors, usize)) -> Offered<'a> {
-        Offered { host, others, caller, refused: RefCell::new(None) }
+    fn to(caller: &'a Caller, host: &'a Host, own: &'a Own) -> Offered<'a> {
+        Offered { host, own, caller, refused: RefCell::new(None) }
     }
 }
 
 impl Exports for Offered<'_> {
     fn list(&self) -> Vec<ExportInfo> {
         let mut list = self.host.exports(self.caller);
-        let (reactors, own) = self.others;
-        if reactors.count() > 1 {
-            let others = reactors.homes().exports_elsewhere(own).into_iter();
-            let allowed = others.filter(|(export, of)| !self.host.refuses(self.caller, &export.name, *of));
-            list.extend(allowed.map(|(export, _)| export));
-        }
+        let others = self.own.exports_elsewhere().into_iter();
+        let allowed = others.filter(|(export, of)| !self.host.refuses(self.caller, &export.name, *of));
+        list.extend(allowed.map(|(export, _)| export));
         list
     }
 
     fn is_elsewhere(&self, name: &str) -> bool {
-        let (reactors, own) = self.others;
-        reactors.elsewhere(own, name).is_some()
+        self.own.elsewhere(name).is_some()
     }
 
     fn refusal(&self, name: &str) -> Option<String> {
@@ -311,7 +307,7 @@ impl Shell {
                         client.association.label = who(&client.caller, &client.peer);
                         client.session.on_tls_started();
                     }
-                    let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+                    let offered = Offered::to(&client.caller, &self.host, &self.own);
                     client.session.on_bytes(&opened.plaintext, &offered, effects);
                     refused = offered.refused.take();
                     secured.recycle(opened.plaintext);
@@ -323,7 +319,7 @@ impl Shell {
                 }
             }
         } else {
-            let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+            let offered = Offered::to(&client.caller, &self.host, &self.own);
             client.session.on_bytes(bytes, &offered, effects);
             refused = offered.refused.take();
             client.lend_sink(io);
@@ -408,7 +404,7 @@ impl Shell {
             let result = self.open_export(self.now, token, &export);
             self.settle_handshake(token, &result);
             let client = self.clients.table.get_mut(token).expect("binding ends no session");
-            let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+            let offered = Offered::to(&client.caller, &self.host, &self.own);
             client.session.on_opened(result, &offered, &mut effects);
         }
         self.clients.effects = effects;
@@ -423,14 +419,14 @@ impl Shell {
         let Clients { effects, teller, .. } = &mut self.clients;
         let sent = std::mem::take(&mut client.unsent_bytes) as usize;
         // A session that is moving wants nothing before it has moved.
-        client.session.on_sent(sent, &Offered::to(&client.caller, &self.host, (&self.reactors, self.number)), effects);
+        client.session.on_sent(sent, &Offered::to(&client.caller, &self.host, &self.own), effects);
         let export = client.moves_to.take().unwrap_or_default();
         let peer = client.peer.clone();
         let arrival = Box::new(Arrival { client, socket, bytes });
-        let Some(reactor) = self.reactors.elsewhere(self.number, &export) else {
+        let Some(reactor) = self.own.elsewhere(&export) else {
             return self.on_arrival(now, *arrival, io);
         };
-        if !self.reactors.hand_over(reactor, arrival) {
+        if !self.own.hand_over(reactor, arrival) {
             teller.tell(now, &peer, "the reactor that has its export takes nothing just now");
         }
     }
@@ -454,7 +450,7 @@ impl Shell {
         }
         let Clients { table, effects, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
-        let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+        let offered = Offered::to(&client.caller, &self.host, &self.own);
         client.session.on_moved(&offered, effects);
         self.carry_out_session(token, io);
         if !bytes.is_empty() {
@@ -565,7 +561,7 @@ impl Shell {
             client.unsent_bytes -= sent;
             let goes_on = client.unsent_bytes > 0;
             if sent > 0 {
-                let offered = Offered::to(&client.caller, &self.host, (&self.reactors, self.number));
+                let offered = Offered::to(&client.caller, &self.host, &self.own);
                 client.session.on_sent(sent as usize, &offered, effects);
             }
             if goes_on {

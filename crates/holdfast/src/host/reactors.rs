@@ -13,8 +13,8 @@ use super::commands::{Answer, Command, LiveStatus};
 use super::nbd::Arrival;
 use holdfast_base::VolumeId;
 pub use holdfast_host::homes::FRONT;
-use holdfast_host::homes::{Homes, HostAt, Route, Spread};
-use holdfast_host::{Offer, Order, Outcome};
+use holdfast_host::homes::{Homes, HostAt, Route, Shown, Spread};
+use holdfast_host::{Host, Offer, Order, Outcome, Sibling};
 use holdfast_runtime::mailbox::Sender;
 use holdfast_runtime::reactor::ListenError;
 use std::collections::BTreeMap;
@@ -32,6 +32,64 @@ pub struct Reactors {
     posts: OnceLock<Vec<Sender<Command>>>,
     homes: Mutex<Homes>,
     crossings: AtomicU64,
+}
+
+/// One of the reactors, and the others as it sees them.
+pub struct Own {
+    number: usize,
+    all: Arc<Reactors>,
+}
+
+impl Own {
+    pub fn new(number: usize, all: &Arc<Reactors>) -> Own {
+        Own { number, all: Arc::clone(all) }
+    }
+
+    /// What one does for all is done by it.
+    pub fn is_front(&self) -> bool {
+        self.number == FRONT
+    }
+
+    /// Where an export is, if another reactor has it.
+    pub fn elsewhere(&self, export: &str) -> Option<usize> {
+        if self.all.count == 1 { None } else { self.all.homes().elsewhere(self.number, export) }
+    }
+
+    /// What other reactors have, or offer together with other hosts.
+    pub fn exports_elsewhere(&self) -> Vec<Shown> {
+        if self.all.count == 1 { Vec::new() } else { self.all.homes().exports_elsewhere(self.number) }
+    }
+
+    /// Hands a client over; false where it can't be taken.
+    pub fn hand_over(&self, reactor: usize, arrival: Box<Arrival>) -> bool {
+        self.all.post_to(reactor, Command::Arrival(arrival)).is_ok()
+    }
+
+    /// Says something to another reactor's host machine; false where it takes nothing just now.
+    pub fn tell(&self, reactor: usize, message: Sibling) -> bool {
+        self.all.post_to(reactor, Command::Sibling { from: self.number, message }).is_ok()
+    }
+
+    /// Tells the others which names a volume has here.
+    pub fn publish(&self, volume: VolumeId, host: &Host) {
+        if self.all.count > 1 {
+            self.all.homes().publish(self.number, volume, host.shown(volume));
+        }
+    }
+
+    /// An order to open it has come.
+    pub fn arrived(&self, volume: VolumeId) {
+        if self.all.count > 1 {
+            self.all.homes().arrived(volume);
+        }
+    }
+
+    /// The first has all others end with it.
+    pub fn stop_others(&self) {
+        if self.is_front() {
+            self.all.stop_others();
+        }
+    }
 }
 
 /// The command is handed back to nobody: there was no room for it.
@@ -74,7 +132,7 @@ impl Reactors {
     }
 
     /// All but the first are to end. One that has much to do takes it a little later.
-    pub fn stop_others(&self) {
+    fn stop_others(&self) {
         for reactor in 1..self.count {
             for _ in 0..STOP_TRIES {
                 if self.post_to(reactor, Command::Stop).is_ok() {
@@ -83,16 +141,6 @@ impl Reactors {
                 std::thread::sleep(STOP_PAUSE);
             }
         }
-    }
-
-    /// Where an export is, if another reactor has it than this one.
-    pub fn elsewhere(&self, reactor: usize, export: &str) -> Option<usize> {
-        if self.count == 1 { None } else { self.homes().elsewhere(reactor, export) }
-    }
-
-    /// Hands a client over; false where it can't be taken.
-    pub fn hand_over(&self, reactor: usize, arrival: Box<Arrival>) -> bool {
-        self.post_to(reactor, Command::Arrival(arrival)).is_ok()
     }
 
     // ---- commands ----

@@ -9,7 +9,7 @@ use super::meta::{Meta, MetaClient};
 use super::nbd::Clients;
 use super::near::Near;
 use super::peers::Peers;
-use super::reactors::{FRONT, Reactors};
+use super::reactors::{FRONT, Own, Reactors};
 use super::revocation::Revocations;
 use super::{Life, Links, Shell, catalog, control, keys, machines, meta, presence, records, signer, tls};
 use crate::config::{Exposure, HostSettings};
@@ -22,7 +22,7 @@ use crate::link_tls::Door;
 use crate::logger::{self, Voice};
 use crate::nbd_uri::Place;
 use anyhow::{Context, Result, anyhow};
-use holdfast_base::{DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, VolumeId};
+use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
 use holdfast_host::homes::{Share, Spread};
 use holdfast_host::reservation::FixedVolume;
 use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Limits, Lists, OpenSpec, Order, Room};
@@ -114,8 +114,7 @@ impl Common {
         let revoked = self.links_tls.as_ref().map(|tls| tls.revoked().clone());
         let mut shell = Shell {
             name: self.name.clone(),
-            number,
-            reactors: Arc::clone(&self.reactors),
+            own: Own::new(number, &self.reactors),
             host,
             effects: Effects::new(),
             spare: Effects::new(),
@@ -276,8 +275,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
         presence.set_addresses(addresses.into_iter().chain(others.addresses).collect())?;
     }
     let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
+    let shares = reactors.homes().set_offers(offers, &hosts);
+    offer_at_start(&mut shell, &reactors, shares, reactor.io());
     let now = reactor.io().now();
-    offer_at_start(&mut shell, now, reactors.homes().set_offers(offers, &hosts), reactor.io());
     // Those whose keys are not there, or take a while, are opened later.
     for spec in exported.iter().filter_map(|entry| keys.spec_now_and_then(entry)) {
         open_at_start(&mut shell, &reactors, spec);
@@ -308,15 +308,15 @@ fn begin_reactors(common: &Arc<Common>, reactor: &mut Reactor, front: Front) -> 
 }
 
 /// Tells each reactor what it offers together with other hosts.
-fn offer_at_start(shell: &mut Shell, now: Instant, shares: Vec<Share>, io: &mut Io) {
+fn offer_at_start(shell: &mut Shell, reactors: &Reactors, shares: Vec<Share>, io: &mut Io) {
     for (number, share) in shares.into_iter().enumerate() {
         if number == FRONT {
-            shell.take_offers(now, share, io);
+            shell.take_offers(io.now(), share, io);
             continue;
         }
         // The first thing that it is told.
         let offers = Command::Offers { share, answer: Answer::Part(Box::new(|()| {})) };
-        shell.reactors.post_to(number, offers).expect("there is room for it");
+        reactors.post_to(number, offers).expect("there is room for it");
     }
 }
 
@@ -324,7 +324,7 @@ fn offer_at_start(shell: &mut Shell, now: Instant, shares: Vec<Share>, io: &mut 
 fn drive(reactor: &mut Reactor, shell: &mut Shell, others: Vec<JoinHandle<()>>) -> Result<()> {
     let ended = reactor.run(shell);
     if ended.is_err() {
-        shell.reactors.stop_others();
+        shell.own.stop_others();
     }
     for thread in others {
         // One that panics ends the process.
@@ -339,7 +339,7 @@ fn open_at_start(shell: &mut Shell, reactors: &Arc<Reactors>, spec: OpenSpec) {
     let open = || Order::Open { spec: spec.clone(), exported: true };
     if number == FRONT {
         shell.tell_host(shell.started, open());
-        shell.publish(volume);
+        shell.own.publish(volume, &shell.host);
         return reactors.homes().arrived(volume);
     }
     let answer = || Answer::Part(Box::new(|_| {}));
