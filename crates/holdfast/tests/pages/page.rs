@@ -25,7 +25,7 @@ impl Page {
         for (index, part) in page.split("```").enumerate() {
             if index % 2 == 0 {
                 let titles = part.lines().filter_map(|line| line.strip_prefix("## "));
-                title = titles.last().map_or(title, str::to_string);
+                title = titles.next_back().map_or(title, str::to_string);
             } else if let Some(block) = part.strip_prefix("console\n") {
                 blocks.push((title.clone(), commands_of(block)));
             }
