@@ -60,5 +60,6 @@ mod tests {
     fn no_two_takers_have_the_same_block() {
         let (one, two) = (free(0, 4), free(0, 4));
         assert!(one.abs_diff(two) >= BLOCK_PORTS, "{one} and {two}");
+        assert_ne!(net(), net());
     }
 }

@@ -24,8 +24,8 @@ impl Page {
         let (mut blocks, mut title) = (Vec::new(), String::new());
         for (index, part) in page.split("```").enumerate() {
             if index % 2 == 0 {
-                let titles = part.lines().filter_map(|line| line.strip_prefix("## "));
-                title = titles.next_back().map_or(title, str::to_string);
+                let mut titles = part.lines().rev().filter_map(|line| line.strip_prefix("## "));
+                title = titles.next().map_or(title, str::to_string);
             } else if let Some(block) = part.strip_prefix("console\n") {
                 blocks.push((title.clone(), commands_of(block)));
             }
