@@ -63,7 +63,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Bring a grid on this machine up and down
-    Grid(cli::status::GridArgs),
+    Grid(cli::grid::GridArgs),
     /// Make, clone, list, resize, delete and export volumes
     Volume(cli::volume::VolumeArgs),
     /// Take, list and delete snapshots of volumes, and roll back to them
@@ -133,7 +133,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     let dir = cli.dir.as_deref();
     match cli.command {
-        Command::Grid(args) => cli::status::run_grid(args, &GridDir::choose(dir)?, cli.json),
+        Command::Grid(args) => cli::grid::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Send(args) => cli::transfer::send(args, &GridDir::choose(dir)?, cli.json),

@@ -6,6 +6,7 @@ pub mod etcd;
 pub mod explain;
 pub mod filter;
 pub mod format;
+pub mod grid;
 pub mod machine;
 pub mod meta;
 pub mod node;
