@@ -7,9 +7,9 @@
 //! was, so that the same command, or `grid up`, goes on with it. Nothing else is removed that the host has not found
 //! empty. What is there already is taken only where it is empty, or where that is forced.
 
-use super::asking::Asking;
 use super::certs::Certificates;
 use super::etcd;
+use super::join_client::JoinClient;
 use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, remove_if_there, write_durably};
 use super::processes::{Role, wait};
 use super::removing::Removing;
@@ -318,7 +318,7 @@ pub fn obtain(dir: &GridDir, config: &GridConfig, roles: &[pki::Role], token: Op
         );
     }
     let meta = crate::host::meta::open_with(dir, config, token.access())?;
-    Asking::begin(meta, token, config)?.obtain(&certificates, roles)
+    JoinClient::begin(meta, token, config)?.obtain(&certificates, roles)
 }
 
 /// Makes new keys and certificates for all of this machine.

@@ -5,9 +5,9 @@
 //! again in that directory, takes them for its nodes: it knows them by the devices ([`Begun`]). Elsewhere the name is
 //! taken, since it might be that of a machine that is merely off.
 
-use super::asking::Asking;
 use super::certs::Certificates;
 use super::creating::Begun;
+use super::join_client::JoinClient;
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use super::token::{Join, JoinToken};
 use super::{address, authority};
@@ -26,7 +26,7 @@ pub struct Joining<'a> {
     /// Numbers that a command that was cut short has taken.
     taken: BTreeSet<u32>,
     /// Where the grid has TLS.
-    asking: Option<Asking<'a>>,
+    client: Option<JoinClient<'a>>,
 }
 
 impl<'a> Joining<'a> {
@@ -64,13 +64,13 @@ impl<'a> Joining<'a> {
             );
         }
         address::check_among(ip, address::of_others(&meta, config)?).context("choose another --address")?;
-        let begin = |token: &'a JoinToken| Asking::begin(meta.clone(), token, config);
-        Ok(Joining { catalog, taken, asking: join.token().map(begin).transpose()? })
+        let begin = |token: &'a JoinToken| JoinClient::begin(meta.clone(), token, config);
+        Ok(Joining { catalog, taken, client: join.token().map(begin).transpose()? })
     }
 
     /// Gets certificates for this machine, where the grid has TLS: last of all, since a token works once.
     pub fn obtain(&self, certificates: &Certificates, roles: &[Role]) -> Result<()> {
-        self.asking.as_ref().map_or(Ok(()), |asking| asking.obtain(certificates, roles))
+        self.client.as_ref().map_or(Ok(()), |client| client.obtain(certificates, roles))
     }
 
     /// Takes a number for each of so many nodes: those first that were taken before. What is left of these is given

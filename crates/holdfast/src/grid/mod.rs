@@ -4,7 +4,6 @@
 //! is removed again, also by the next `up` after a crash in between. Devices that exist are never formatted here.
 
 pub mod address;
-pub mod asking;
 pub mod authority;
 pub mod beat;
 pub mod certs;
@@ -14,6 +13,7 @@ pub mod etcd;
 pub mod etcd_members;
 pub mod grow;
 mod join;
+pub mod join_client;
 pub mod layout;
 pub mod metadata;
 pub mod nbd_server;

@@ -10,8 +10,8 @@
 //!
 //! Running processes use new credentials from their next connection on ([`follow`]).
 
-use super::asking::{Asked, Signed};
 use super::certs::{Certificates, Leaf, now_s};
+use super::join_client::{Asked, Signed};
 use super::layout::{GridConfig, GridDir};
 use super::token::{Answer, Wanted};
 use super::{Lock, certs, etcd};

@@ -125,7 +125,7 @@ fn access_to_etcd(machine: &str, key: &str, given: Option<&EtcdGrant>) -> Result
 }
 
 /// A token that may be used by this machine, as far as that can be told without asking.
-pub struct Asking<'a> {
+pub struct JoinClient<'a> {
     meta: Meta,
     token: &'a JoinToken,
     machine: String,
@@ -134,9 +134,9 @@ pub struct Asking<'a> {
     wants_etcd: bool,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> JoinClient<'a> {
     /// Finds at once what could be found wrong with a token.
-    pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<Asking<'a>> {
+    pub fn begin(meta: Meta, token: &'a JoinToken, config: &GridConfig) -> Result<JoinClient<'a>> {
         let Some((known, _)) = authority::named_in(&meta)? else {
             refuse!(
                 Code::Invalid,
@@ -182,7 +182,7 @@ impl<'a> Asking<'a> {
             );
         }
         let machine = config.host.name.clone();
-        Ok(Asking { meta, token, machine, signer, wants_etcd: config.meta.has_own_tls() })
+        Ok(JoinClient { meta, token, machine, signer, wants_etcd: config.meta.has_own_tls() })
     }
 
     /// Gets certificates for new keys, and puts both where this machine's processes look.
