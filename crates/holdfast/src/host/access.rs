@@ -51,7 +51,7 @@ impl Teller {
 impl ControlPlane {
     /// What the records say counts here from now on.
     pub(super) fn take_in_access(&self) -> Result<()> {
-        let _alone = self.alone_at_doors();
+        let _alone = self.alone_at_access();
         let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
         self.order(Order::Access { lists, limits }).map(drop)
     }

@@ -9,8 +9,8 @@ use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
 use super::commands::{Answer, Command, LiveStatus};
+use super::control_sockets::{self, Role};
 use super::devices::TaskHistory;
-use super::doors::{self, Rank};
 use super::errands;
 
 use super::keys::{Keys, NewKey};
@@ -123,7 +123,7 @@ pub(super) struct ControlPlane {
     changes: Mutex<()>,
     /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
     /// waits for an operation of the former kind to be shut out.
-    doors: Mutex<()>,
+    access: Mutex<()>,
     /// Held while other hosts are asked: one question at a time.
     questions: Mutex<()>,
     /// Of hosts that give the key of the grid's authority.
@@ -148,7 +148,7 @@ pub fn start(
     revocations: Revocations,
     (reactors, assignment, inputs): (Arc<Reactors>, Assignment, Receiver<Input>),
 ) -> Result<()> {
-    let doors = doors::open(dir, settings.readers.as_deref())?;
+    let sockets = control_sockets::open(dir, settings.readers.as_deref())?;
     let heard = Arc::clone(&records);
     let health = Health::watch(meta.clone(), move |is_healthy| heard.note_health(is_healthy))?;
     let (stewardship, events) = Stewardship::new();
@@ -175,7 +175,7 @@ pub fn start(
         published: Mutex::default(),
         unseen: Mutex::default(),
         changes: Mutex::new(()),
-        doors: Mutex::new(()),
+        access: Mutex::new(()),
         questions: Mutex::new(()),
         sessions: Mutex::default(),
     });
@@ -185,15 +185,15 @@ pub fn start(
     watcher::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
-    for (listener, rank) in doors {
+    for (listener, role) in sockets {
         let plane = Arc::clone(&plane);
-        let serve = move || accept(&listener, rank, &plane);
+        let serve = move || accept(&listener, role, &plane);
         std::thread::Builder::new().name("control".to_string()).spawn(serve)?;
     }
     Ok(())
 }
 
-fn accept(listener: &UnixListener, rank: Rank, plane: &Arc<ControlPlane>) {
+fn accept(listener: &UnixListener, role: Role, plane: &Arc<ControlPlane>) {
     let open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
@@ -204,7 +204,7 @@ fn accept(listener: &UnixListener, rank: Rank, plane: &Arc<ControlPlane>) {
         let (plane, count) = (Arc::clone(plane), Arc::clone(&open));
         let served = std::thread::Builder::new().name("control-client".to_string()).spawn(move || {
             // A client that leaves early hears no answer; what it asked for is done all the same.
-            let _ = serve(&stream, rank, &plane);
+            let _ = serve(&stream, role, &plane);
             count.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = served {
@@ -214,7 +214,7 @@ fn accept(listener: &UnixListener, rank: Rank, plane: &Arc<ControlPlane>) {
     }
 }
 
-fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
+fn serve(stream: &UnixStream, role: Role, plane: &ControlPlane) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
@@ -227,7 +227,7 @@ fn serve(stream: &UnixStream, rank: Rank, plane: &ControlPlane) -> Result<()> {
             return say(stream, &Response::Error { message, code: Code::Invalid });
         }
         let response = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => match rank.check(&request) {
+            Ok(request) => match role.check(&request) {
                 Ok(()) => plane.respond(request),
                 Err(error) => protocol::failure(&error),
             },
@@ -444,8 +444,8 @@ impl ControlPlane {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn alone_at_doors(&self) -> MutexGuard<'_, ()> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn alone_at_access(&self) -> MutexGuard<'_, ()> {
+        self.access.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn asking(&self) -> MutexGuard<'_, ()> {

@@ -57,7 +57,7 @@ impl Revocations {
 impl ControlPlane {
     /// What the record says counts here from now on, where it is newer; else the record is put right.
     pub(super) fn take_in_revoked(&self) -> Result<()> {
-        let _alone = self.alone_at_doors();
+        let _alone = self.alone_at_access();
         let Some(known) = self.revocations.known() else { return Ok(()) };
         let found = self.catalog.revoked()?;
         let list = match found.as_deref().map(|text| self.revocations.verify(text)).transpose() {

@@ -24,17 +24,17 @@ const GROUPS: &str = "/etc/group";
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rank {
+pub enum Role {
     Admin,
     Reader,
 }
 
-impl Rank {
+impl Role {
     /// Refuses what is not for it.
     pub fn check(self, request: &Request) -> Result<()> {
         match (self, request.kind()) {
-            (Rank::Admin, _) | (Rank::Reader, Kind::Look) => Ok(()),
-            (Rank::Reader, Kind::Check | Kind::Change | Kind::Act) => refuse!(
+            (Role::Admin, _) | (Role::Reader, Kind::Look) => Ok(()),
+            (Role::Reader, Kind::Check | Kind::Change | Kind::Act) => refuse!(
                 Code::NotPermitted,
                 "you may look at this grid and change nothing: your group is the one that control.readers names; run this command as \
                  the user that runs the host (`sudo holdfast ...`)"
@@ -44,13 +44,13 @@ impl Rank {
 }
 
 /// The sockets that there are to be.
-pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, Rank)>> {
+pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, Role)>> {
     let admins = open_one(&dir.control_socket(), 0o600, None)?;
     let path = dir.reader_socket();
     let Some(group) = readers else {
         // One of an earlier start.
         remove(&path)?;
-        return Ok(vec![(admins, Rank::Admin)]);
+        return Ok(vec![(admins, Role::Admin)]);
     };
     let groups = fs::read_to_string(GROUPS).with_context(|| format!("cannot read {GROUPS}"))?;
     let Some(number) = number_of(group, &groups) else {
@@ -66,7 +66,7 @@ pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, R
              it, or let `holdfast grid units` write the service's unit anew"
         )
     })?;
-    Ok(vec![(admins, Rank::Admin), (readers, Rank::Reader)])
+    Ok(vec![(admins, Role::Admin), (readers, Role::Reader)])
 }
 
 fn number_of(group: &str, groups: &str) -> Option<u32> {
@@ -115,10 +115,10 @@ mod tests {
     fn readers_look_and_admins_do() {
         let show = Request::VolumeShow { name: "v1".to_string() };
         let delete = Request::VolumeDelete { name: "v1".to_string(), force: false, now: false };
-        Rank::Reader.check(&show).unwrap();
-        Rank::Admin.check(&delete).unwrap();
+        Role::Reader.check(&show).unwrap();
+        Role::Admin.check(&delete).unwrap();
         for refused in [&delete, &Request::NodeCut { node: 1 }, &Request::GridReload] {
-            let error = Rank::Reader.check(refused).unwrap_err().to_string();
+            let error = Role::Reader.check(refused).unwrap_err().to_string();
             assert!(error.contains("control.readers") && error.contains("sudo holdfast"), "{error}");
         }
     }
@@ -131,7 +131,7 @@ mod tests {
         let own = rustix::process::getgid().as_raw().to_string();
         let opened = open(&dir, Some(&own)).unwrap();
         assert_eq!((mode(&dir.control_socket()), mode(&dir.reader_socket())), (0o600, 0o660));
-        assert_eq!(opened.iter().map(|(_, rank)| *rank).collect::<Vec<_>>(), [Rank::Admin, Rank::Reader]);
+        assert_eq!(opened.iter().map(|(_, role)| *role).collect::<Vec<_>>(), [Role::Admin, Role::Reader]);
         drop(opened);
         drop(open(&dir, None).unwrap());
         let gone = UnixStream::connect(dir.reader_socket()).unwrap_err();
