@@ -32,12 +32,12 @@ pub fn caller_of(grid: GridId, has_certificate: bool, identity: Option<Identity>
     }
 }
 
-/// Tells of refusals, not each time where they come all the time.
+/// Log of refusals, limited in its rate.
 #[derive(Default, Debug)]
-pub struct Teller(Telling);
+pub struct RefusalLog(Telling);
 
-impl Teller {
-    pub fn tell(&mut self, now: Instant, who: &str, why: &str) {
+impl RefusalLog {
+    pub fn note(&mut self, now: Instant, who: &str, why: &str) {
         let (untold, is_told) = self.0.come(now);
         if let Some(untold) = untold {
             logger::warn(format_args!("{untold} more clients were refused since, untold"));

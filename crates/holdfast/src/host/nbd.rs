@@ -10,7 +10,7 @@
 //! Faults: a client that vanishes leaves requests in flight; their replies find no session and are dropped.
 
 use super::Shell;
-use super::access::Teller;
+use super::access::RefusalLog;
 use super::client::Machine;
 use super::reactors::Own;
 use super::tls::Secured;
@@ -123,7 +123,7 @@ pub struct Clients {
     /// Where the grid has certificates.
     revoked: Option<RevokedNow>,
     machine: Machine,
-    pub teller: Teller,
+    pub refusals: RefusalLog,
     /// Who was refused, or has said something and has gone without TLS where it is due; and why.
     strangers: Vec<(String, String)>,
 }
@@ -147,7 +147,7 @@ impl Clients {
             grid,
             revoked,
             machine,
-            teller: Teller::default(),
+            refusals: RefusalLog::default(),
             strangers: Vec::new(),
         }
     }
@@ -271,16 +271,16 @@ impl Shell {
 
     /// Ends a client that has not opened an export.
     fn cut_handshake(&mut self, now: Instant, token: Token, why: &str, io: &mut Io) {
-        let Clients { table, teller, .. } = &mut self.clients;
+        let Clients { table, refusals, .. } = &mut self.clients;
         if let Some(client) = table.get(token) {
-            teller.tell(now, &client.peer, why);
+            refusals.note(now, &client.peer, why);
             self.abort_client(token, io);
         }
     }
 
     /// More connections than a port may have, with those that only have to be closed yet.
     pub(super) fn on_turned_away(&mut self, now: Instant, peer: &str) {
-        self.clients.teller.tell(
+        self.clients.refusals.note(
             now,
             peer,
             "all connections are taken; close some, or wait until others have been closed",
@@ -288,7 +288,7 @@ impl Shell {
     }
 
     pub(super) fn on_client_bytes(&mut self, now: Instant, token: Token, bytes: &mut [u8], io: &mut Io) {
-        let Clients { table, effects, grid, revoked, teller, .. } = &mut self.clients;
+        let Clients { table, effects, grid, revoked, refusals, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
         client.has_said = true;
         let refused;
@@ -296,7 +296,7 @@ impl Shell {
             let is_revoked = |secured: &Secured| revoked.as_ref().is_some_and(|revoked| secured.is_revoked(revoked));
             match secured.on_bytes(client.conn, bytes, io) {
                 Ok(opened) if opened.started && is_revoked(secured) => {
-                    teller.tell(now, &client.peer, REVOKED);
+                    refusals.note(now, &client.peer, REVOKED);
                     io.close(client.conn);
                     return self.forget_client(now, token);
                 }
@@ -313,7 +313,7 @@ impl Shell {
                     secured.recycle(opened.plaintext);
                 }
                 Err(error) => {
-                    teller.tell(now, &client.peer, &error.to_string());
+                    refusals.note(now, &client.peer, &error.to_string());
                     io.close(client.conn);
                     return self.forget_client(now, token);
                 }
@@ -325,16 +325,16 @@ impl Shell {
             client.lend_sink(io);
         }
         if let Some(why) = refused {
-            teller.tell(now, &client.peer, &why);
+            refusals.note(now, &client.peer, &why);
         }
         self.carry_out_session(token, io);
     }
 
     /// Tells of those that were refused, or have gone without TLS where it is due.
     pub(super) fn tell_of_strangers(&mut self, now: Instant) {
-        let Clients { strangers, teller, .. } = &mut self.clients;
+        let Clients { strangers, refusals, .. } = &mut self.clients;
         for (peer, why) in strangers.drain(..) {
-            teller.tell(now, &peer, &why);
+            refusals.note(now, &peer, &why);
         }
     }
 
@@ -416,7 +416,7 @@ impl Shell {
         self.clients.handshakes.leave(token);
         self.clients.sending.retain(|of| *of != token);
         let mut client = self.clients.table.remove(token).expect("its connection was there");
-        let Clients { effects, teller, .. } = &mut self.clients;
+        let Clients { effects, refusals, .. } = &mut self.clients;
         let sent = std::mem::take(&mut client.unsent_bytes) as usize;
         // A session that is moving wants nothing before it has moved.
         client.session.on_sent(sent, &Offered::to(&client.caller, &self.host, &self.own), effects);
@@ -427,7 +427,7 @@ impl Shell {
             return self.on_arrival(now, *arrival, io);
         };
         if !self.own.hand_over(reactor, arrival) {
-            teller.tell(now, &peer, "the reactor that has its export takes nothing just now");
+            refusals.note(now, &peer, "the reactor that has its export takes nothing just now");
         }
     }
 
@@ -525,11 +525,11 @@ impl Shell {
 
     /// The host has ended the session.
     pub(super) fn on_client_aborted(&mut self, token: Token, why: Option<&str>, io: &mut Io) {
-        let Clients { table, teller, .. } = &mut self.clients;
+        let Clients { table, refusals, .. } = &mut self.clients;
         let Some(client) = table.get_mut(token) else { return };
         client.opened = None;
         if let Some(why) = why {
-            teller.tell(self.now, &client.peer, why);
+            refusals.note(self.now, &client.peer, why);
         }
         self.abort_client(token, io);
     }

@@ -124,7 +124,7 @@ impl Shell {
         for session in self.clients.tokens() {
             if self.clients.is_revoked(session) {
                 let peer = self.clients.peer_of(session);
-                self.clients.teller.tell(now, &peer, &format!("{REVOKED}; it was connected, and is cut off"));
+                self.clients.refusals.note(now, &peer, &format!("{REVOKED}; it was connected, and is cut off"));
                 self.abort_client(session, io);
             }
         }
