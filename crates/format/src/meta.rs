@@ -433,7 +433,7 @@ pub struct HostRecord {
     /// The newest version of a volume's root record that its release reads; the first releases did not say.
     #[serde(default)]
     pub reads_root: u16,
-    /// It answers questions of other hosts.
+    /// Queries of other hosts are answered.
     #[serde(default)]
     pub answers: bool,
     /// It does what other hosts ask it for.

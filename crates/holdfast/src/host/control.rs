@@ -16,15 +16,15 @@ use super::errands;
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
+use super::peer_query;
 use super::presence::Presence;
-use super::questions;
 use super::reactors::{Busy, Reactors};
+use super::record_watch;
 use super::records::Records;
 use super::revocation::Revocations;
 use super::steward::{self, Stewardship};
 use super::upkeep;
 use super::volume_info::{integrity_of, provisioning_of};
-use super::watcher;
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -124,8 +124,8 @@ pub(super) struct ControlPlane {
     /// Held while lists of clients and of revoked certificates are read and taken in: what was read first counts first. Nobody
     /// waits for an operation of the former kind to be shut out.
     access: Mutex<()>,
-    /// Held while other hosts are asked: one question at a time.
-    questions: Mutex<()>,
+    /// Held while other hosts are asked: one query at a time.
+    peer_queries: Mutex<()>,
     /// Of hosts that give the key of the grid's authority.
     sessions: Mutex<Sessions>,
 }
@@ -176,13 +176,13 @@ pub fn start(
         unseen: Mutex::default(),
         changes: Mutex::new(()),
         access: Mutex::new(()),
-        questions: Mutex::new(()),
+        peer_queries: Mutex::new(()),
         sessions: Mutex::default(),
     });
     upkeep::start(&plane)?;
-    questions::start(Arc::clone(&plane), meta.clone())?;
+    peer_query::start(Arc::clone(&plane), meta.clone())?;
     errands::start(Arc::clone(&plane), meta)?;
-    watcher::start(Arc::clone(&plane))?;
+    record_watch::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
     for (listener, role) in sockets {
@@ -448,8 +448,8 @@ impl ControlPlane {
         self.access.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn asking(&self) -> MutexGuard<'_, ()> {
-        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn alone_at_peer_queries(&self) -> MutexGuard<'_, ()> {
+        self.peer_queries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     // What these locks guard is replaced whole: after a panic it is as good as before.

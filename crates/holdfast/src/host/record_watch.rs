@@ -72,7 +72,10 @@ pub(super) fn start(plane: Arc<ControlPlane>) -> Result<()> {
             changed.extend(news.try_iter().flatten());
         }
     };
-    std::thread::Builder::new().name("watcher".to_string()).spawn(look).context("no thread for the watcher")?;
+    std::thread::Builder::new()
+        .name("record-watch".to_string())
+        .spawn(look)
+        .context("no thread for the watch of records")?;
     Ok(())
 }
 

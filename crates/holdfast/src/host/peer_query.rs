@@ -5,7 +5,7 @@
 //! question/HOST           (metadata, leased) what that host wants to know; only while it waits
 //! answer/HOST/ASKER       (metadata, leased) what a host has told the asker last
 //! ```
-//! A host of a release that answers no questions says nothing of the kind in its record, and is not asked.
+//! A host of a release that answers no queries says nothing of the kind in its record, and is not asked.
 //!
 //! Role: a thread of its own answers, which waits for no lock: who asks may hold one that others wait for.
 //!
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const QUESTION_PREFIX: &str = "question/";
+const QUERY_PREFIX: &str = "question/";
 const ANSWER_PREFIX: &str = "answer/";
 
 /// How long a host may take. Shorter than the lease of one that hangs.
@@ -32,14 +32,14 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 const LOOK_PACE: Duration = Duration::from_millis(20);
 
-/// How long one look waits for questions.
+/// How long one look waits for queries.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// Pause before the store is asked again that did not answer.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Question {
+struct PeerQuery {
     id: String,
     /// What would be missing without it?
     node: u32,
@@ -47,7 +47,7 @@ struct Question {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
-    /// Of the question.
+    /// Of the query.
     id: String,
     weak: Vec<Weakness>,
 }
@@ -59,11 +59,11 @@ impl ControlPlane {
         if others.is_empty() {
             return Ok(Vec::new());
         }
-        let _alone = self.asking();
-        let key = format!("{QUESTION_PREFIX}{}", self.catalog.host());
+        let _alone = self.alone_at_peer_queries();
+        let key = format!("{QUERY_PREFIX}{}", self.catalog.host());
         let id = uuid::Uuid::new_v4().to_string();
-        let question = serde_json::to_vec(&Question { id: id.clone(), node }).expect("our records always encode");
-        self.presence.keep(&key, Some(&question))?;
+        let query = serde_json::to_vec(&PeerQuery { id: id.clone(), node }).expect("our records always encode");
+        self.presence.keep(&key, Some(&query))?;
         let answers = self.await_answers(&id, others);
         // One that stays ends with the lease, and asks for nothing that anybody waits for.
         let _ = self.presence.keep(&key, None);
@@ -100,26 +100,26 @@ impl ControlPlane {
     }
 
     /// Answers what other hosts have asked and ask, until something fails.
-    fn answer_questions(&self, meta: &Meta) -> Result<std::convert::Infallible> {
-        let listed = meta.list(QUESTION_PREFIX)?;
+    fn answer_querys(&self, meta: &Meta) -> Result<std::convert::Infallible> {
+        let listed = meta.list(QUERY_PREFIX)?;
         for record in &listed.records {
-            self.answer_question(&record.key, &record.value)?;
+            self.answer_query(&record.key, &record.value)?;
         }
-        let mut watch = meta.watch(QUESTION_PREFIX, listed.revision.next())?;
+        let mut watch = meta.watch(QUERY_PREFIX, listed.revision.next())?;
         loop {
             for event in watch.next(LOOK_MAX)? {
                 if let Change::Put(record) = &event.change {
-                    self.answer_question(&event.key, &record.value)?;
+                    self.answer_query(&event.key, &record.value)?;
                 }
             }
         }
     }
 
-    fn answer_question(&self, key: &str, question: &[u8]) -> Result<()> {
-        let asker = key.strip_prefix(QUESTION_PREFIX).filter(|asker| asker != self.catalog.host());
-        let (Some(asker), Ok(question)) = (asker, serde_json::from_slice::<Question>(question)) else { return Ok(()) };
-        let weak = self.ask(|answer| Command::Weak { node: NodeId(question.node), answer })?;
-        let told = serde_json::to_vec(&Told { id: question.id, weak }).expect("our records always encode");
+    fn answer_query(&self, key: &str, query: &[u8]) -> Result<()> {
+        let asker = key.strip_prefix(QUERY_PREFIX).filter(|asker| asker != self.catalog.host());
+        let (Some(asker), Ok(query)) = (asker, serde_json::from_slice::<PeerQuery>(query)) else { return Ok(()) };
+        let weak = self.ask(|answer| Command::Weak { node: NodeId(query.node), answer })?;
+        let told = serde_json::to_vec(&Told { id: query.id, weak }).expect("our records always encode");
         self.presence.keep(&format!("{ANSWER_PREFIX}{}/{asker}", self.catalog.host()), Some(&told))
     }
 }
@@ -128,10 +128,13 @@ pub(super) fn start(plane: Arc<ControlPlane>, meta: Meta) -> Result<()> {
     let answer = move || {
         loop {
             // Of a store that does not answer whoever looks after its health tells; who asks asks again.
-            let Err(_) = plane.answer_questions(&meta);
+            let Err(_) = plane.answer_querys(&meta);
             std::thread::sleep(PAUSE);
         }
     };
-    std::thread::Builder::new().name("questions".to_string()).spawn(answer).context("no thread for questions")?;
+    std::thread::Builder::new()
+        .name("peer-query".to_string())
+        .spawn(answer)
+        .context("no thread for queries of other hosts")?;
     Ok(())
 }
