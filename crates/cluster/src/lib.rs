@@ -20,11 +20,11 @@
 pub mod assign;
 pub mod beat;
 pub mod deletion;
+pub mod forecast;
 pub mod machine;
 pub mod recover;
 pub mod schedule;
 pub mod steward;
-pub mod trend;
 pub mod upkeep;
 pub mod view;
 

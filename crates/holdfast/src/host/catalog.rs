@@ -15,7 +15,7 @@
 //! schedule/ID            of a volume or clone: snapshots by schedule (see `upkeep`)
 //! received/ID            of a volume: which of its snapshots are copies, and what is being received (see `receive`)
 //! reserved               what compares whoever sets space aside (see `fixed`)
-//! trend                  how much space was taken lately (see `trend`)
+//! trend                  how much space was taken lately (see `forecast`)
 //! draining/DEVICE        there while a device is being emptied (see `devices`)
 //! kept/DEVICE            there where an operator wants to keep a device that would be emptied unasked
 //! node/NUMBER            a storage node: where it is, and its devices

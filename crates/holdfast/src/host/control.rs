@@ -38,7 +38,7 @@ use holdfast_api::{
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
-use holdfast_cluster::trend::Trend;
+use holdfast_cluster::forecast::Forecast;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
@@ -115,7 +115,7 @@ pub(super) struct ControlPlane {
     /// As they were when the host started.
     pub(super) settings: HostSettings,
     history: Mutex<TaskHistory>,
-    trend: Mutex<Trend>,
+    forecast: Mutex<Forecast>,
     pub(super) published: Mutex<Published>,
     /// What could not be looked after, and why, so that it is told once.
     pub(super) unseen: Mutex<BTreeMap<String, String>>,
@@ -152,9 +152,9 @@ pub fn start(
     let heard = Arc::clone(&records);
     let health = Health::watch(meta.clone(), move |is_healthy| heard.note_health(is_healthy))?;
     let (stewardship, events) = Stewardship::new();
-    let trend = Mutex::new(Trend::new(catalog.trend()?));
+    let forecast = Mutex::new(Forecast::new(catalog.trend()?));
     let plane = Arc::new(ControlPlane {
-        trend,
+        forecast,
         catalog,
         records,
         assignment,
@@ -475,8 +475,8 @@ impl ControlPlane {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn trend(&self) -> MutexGuard<'_, Trend> {
-        self.trend.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn forecast(&self) -> MutexGuard<'_, Forecast> {
+        self.forecast.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {

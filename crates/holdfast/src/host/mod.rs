@@ -24,17 +24,17 @@ mod errands;
 mod executors;
 mod family;
 mod filters;
-mod fixed;
+mod forecast;
 mod groups;
 mod handover;
 mod keys;
 mod limits;
 mod links;
+mod locality;
 pub mod machines;
 pub mod meta;
 mod names;
 mod nbd;
-mod near;
 mod peer_query;
 mod peers;
 pub mod presence;
@@ -42,6 +42,7 @@ mod reactors;
 pub mod receive;
 mod record_watch;
 mod records;
+mod reservation;
 mod revocation;
 pub mod signer;
 mod start;
@@ -49,7 +50,6 @@ mod steward;
 mod stop;
 pub mod tls;
 mod trash;
-mod trend;
 mod upkeep;
 mod volume_info;
 mod writers;
@@ -115,7 +115,7 @@ pub struct Shell {
     now: Instant,
     chores_at: Instant,
     started: Instant,
-    near: near::Near,
+    near: locality::Local,
     /// Told what this host does with volumes; what it was told last.
     assignment: assignment::Assignment,
     locals: BTreeMap<VolumeId, Local>,

@@ -5,9 +5,9 @@
 use super::assignment::{self, Assignment};
 use super::client::Machine;
 use super::commands::{Answer, Command, Waiters};
+use super::locality::Local;
 use super::meta::{Meta, MetaClient};
 use super::nbd::Clients;
-use super::near::Near;
 use super::peers::Peers;
 use super::reactors::{FRONT, Own, Reactors};
 use super::revocation::Revocations;
@@ -141,7 +141,7 @@ impl Common {
             now,
             chores_at: now,
             started: now,
-            near: Near::of(&self.own_nodes),
+            near: Local::of(&self.own_nodes),
             assignment: self.assignment.clone(),
             locals: BTreeMap::new(),
             nodes_away: BTreeSet::new(),

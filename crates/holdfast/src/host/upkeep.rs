@@ -11,8 +11,8 @@ use super::commands::Command;
 use super::control::ControlPlane;
 use super::errands::Errand;
 use super::executors;
-use super::fixed::base_now;
 use super::records::News;
+use super::reservation::base_now;
 use crate::grid::authority;
 use crate::grid::certs::Certificates;
 use crate::grid::etcd::Door;
@@ -157,7 +157,7 @@ impl ControlPlane {
             fixed: self.seen("fixed volumes", self.fixed_here()),
             kin: self.seen("separate clones", self.kin_here()),
             devices: devices_of(live.nodes),
-            space_is_due: all_are_up && self.trend().is_due(wall_ms),
+            space_is_due: all_are_up && self.forecast().is_due(wall_ms),
             certificates_are_due,
             has_authority,
         })

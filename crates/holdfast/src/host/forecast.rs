@@ -4,7 +4,7 @@
 //! trend                  (metadata) what was taken of the devices in each hour of the last week
 //! ```
 //! What is taken is what is in use, but for what is dead and can be cleaned (of volumes that this host serves), and what is set
-//! aside for fixed volumes. Unlike what is free it doesn't jump when a device is added. [`holdfast_cluster::trend`] says where
+//! aside for fixed volumes. Unlike what is free it doesn't jump when a device is added. [`holdfast_cluster::forecast`] says where
 //! it leads.
 
 use super::control::ControlPlane;
@@ -36,13 +36,13 @@ impl ControlPlane {
         }
         let (_, taken_bytes) = free_and_taken(&status.nodes, &status.volumes);
         let sample = TrendSample { at_ms, taken_bytes };
-        let kept = self.trend().note(sample).map(<[TrendSample]>::to_vec);
+        let kept = self.forecast().note(sample).map(<[TrendSample]>::to_vec);
         kept.map_or(Ok(()), |samples| self.catalog.set_trend(&samples))
     }
 
     pub(super) fn days_to_full(&self, nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> Option<f64> {
         let (free, _) = free_and_taken(nodes, volumes);
-        self.trend().days_until(free)
+        self.forecast().days_until(free)
     }
 }
 

@@ -22,15 +22,15 @@ const APART_MS: u64 = DAY_MS;
 const PAST_MS_MIN: u64 = 6 * HOUR_MS;
 
 #[derive(Default, Debug)]
-pub struct Trend {
+pub struct Forecast {
     samples: Vec<TrendSample>,
     /// Bytes a day; `None` while the past is too short, or where nothing becomes more.
     rate: Option<f64>,
 }
 
-impl Trend {
-    pub fn new(samples: Vec<TrendSample>) -> Trend {
-        Trend { rate: bytes_a_day(&samples), samples }
+impl Forecast {
+    pub fn new(samples: Vec<TrendSample>) -> Forecast {
+        Forecast { rate: bytes_a_day(&samples), samples }
     }
 
     /// By a clock that was set back, too.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn days(samples: &[TrendSample], free: u64) -> Option<f64> {
-        Trend::new(samples.to_vec()).days_until(free)
+        Forecast::new(samples.to_vec()).days_until(free)
     }
 
     #[test]
@@ -132,14 +132,14 @@ mod tests {
 
     #[test]
     fn samples_are_an_hour_apart_and_a_week_old_at_most() {
-        let mut trend = Trend::default();
+        let mut forecast = Forecast::default();
         for minute in 0..10 * 24 * 60 {
-            trend.note(TrendSample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
+            forecast.note(TrendSample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
         }
-        let (first, last) = (trend.samples[0].at_ms, trend.samples[trend.samples.len() - 1].at_ms);
-        assert_eq!((trend.samples.len() as u64, last - first), (KEPT_MS / HOUR_MS, KEPT_MS - HOUR_MS));
+        let (first, last) = (forecast.samples[0].at_ms, forecast.samples[forecast.samples.len() - 1].at_ms);
+        assert_eq!((forecast.samples.len() as u64, last - first), (KEPT_MS / HOUR_MS, KEPT_MS - HOUR_MS));
         // The clock is set back by a year.
-        trend.note(TrendSample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
-        assert_eq!((trend.samples.len(), trend.days_until(GIB)), (1, None));
+        forecast.note(TrendSample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
+        assert_eq!((forecast.samples.len(), forecast.days_until(GIB)), (1, None));
     }
 }

@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 /// Addresses of this machine, as its nodes have them.
-pub(super) struct Near(BTreeSet<IpAddr>);
+pub(super) struct Local(BTreeSet<IpAddr>);
 
-impl Near {
+impl Local {
     /// `own` are the nodes that `grid.json` of this machine names.
-    pub(super) fn of(own: &[NodeConfig]) -> Near {
-        Near(own.iter().map(|node| node.address.ip()).collect())
+    pub(super) fn of(own: &[NodeConfig]) -> Local {
+        Local(own.iter().map(|node| node.address.ip()).collect())
     }
 }
 
