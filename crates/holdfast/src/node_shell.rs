@@ -16,8 +16,8 @@ use crate::drives;
 use crate::grid::{certs, renewal, revoked};
 use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT};
 use crate::logger;
-use crate::neighbours::Neighbours;
 use crate::node_devices::{self, NodeDevice, Owner, Told};
+use crate::node_peers::NodePeers;
 use anyhow::{Result, bail};
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
@@ -100,7 +100,7 @@ struct NodeShell {
     by_conn: HashMap<ConnId, Token>,
     door: Door,
     disks: Vec<Disk>,
-    neighbours: Neighbours,
+    node_peers: NodePeers,
     /// Completions that arose without the ring.
     local: VecDeque<store::Event>,
     /// What drives say, by their devices' places.
@@ -158,7 +158,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         by_conn: HashMap::new(),
         door: Door::new(tls, peers_max / 4),
         disks: Vec::new(),
-        neighbours: Neighbours::new(options.node, options.grid, connecting),
+        node_peers: NodePeers::new(options.node, options.grid, connecting),
         local: VecDeque::new(),
         drives,
         tell_drives,
@@ -204,7 +204,7 @@ impl NodeShell {
                 peer.link.send(token, &reply, payload, io);
             }
             store::Effect::Ask { node, address, token, request } => {
-                self.neighbours.ask(io.now(), node, address.as_deref(), token, &request, io);
+                self.node_peers.ask(io.now(), node, address.as_deref(), token, &request, io);
             }
             store::Effect::Read { slot, offset, len, token } => {
                 let Some(disk) = self.disk(slot, token) else { return };
@@ -328,7 +328,7 @@ impl NodeShell {
 
     fn handle_local(&mut self, now: Instant, io: &mut Io) {
         loop {
-            let told = self.neighbours.answers.pop_front().map(|(token, answer)| store::Event::Told { token, answer });
+            let told = self.node_peers.answers.pop_front().map(|(token, answer)| store::Event::Told { token, answer });
             let Some(event) = told.or_else(|| self.local.pop_front()) else { return };
             self.handle(now, event, io);
         }
@@ -409,7 +409,7 @@ impl NodeShell {
         if self.node.next_deadline().is_some_and(|at| at <= now) {
             self.handle(now, store::Event::Tick, io);
         }
-        self.neighbours.on_time(now, io);
+        self.node_peers.on_time(now, io);
         while let Some(late) = self.door.overdue(now) {
             let why = self.door.lateness();
             self.refuse(now, late, &why, io);
@@ -466,7 +466,7 @@ impl NodeShell {
 
     /// Ends connections of hosts whose certificates were taken back.
     fn cut_revoked(&mut self, now: Instant, io: &mut Io) {
-        self.neighbours.cut_revoked(now, io);
+        self.node_peers.cut_revoked(now, io);
         let revoked = self.peers.iter().filter(|(_, peer)| peer.link.is_revoked());
         let cut: Vec<Token> = revoked.map(|(token, _)| token).collect();
         for token in cut {
@@ -546,8 +546,8 @@ fn disk_error(fault: DiskFault) -> store::DiskError {
 impl App for NodeShell {
     fn on_event(&mut self, now: Instant, event: Event<'_>, io: &mut Io) {
         match event {
-            Event::Bytes { conn, bytes } if self.neighbours.is_one(conn) => {
-                self.neighbours.on_bytes(now, conn, bytes, io);
+            Event::Bytes { conn, bytes } if self.node_peers.is_one(conn) => {
+                self.node_peers.on_bytes(now, conn, bytes, io);
             }
             Event::Bytes { conn, bytes } => self.on_bytes(now, conn, bytes, io),
             Event::Read { token, result } => {
@@ -566,8 +566,8 @@ impl App for NodeShell {
             }
             Event::Accepted { conn, peer, address, .. } => self.on_accepted(now, conn, (peer, address), io),
             Event::TurnedAway { peer, .. } => self.on_turned_away(now, &peer),
-            Event::Closed { conn, .. } | Event::ConnectFailed { conn, .. } if self.neighbours.is_one(conn) => {
-                self.neighbours.on_lost(now, conn, io);
+            Event::Closed { conn, .. } | Event::ConnectFailed { conn, .. } if self.node_peers.is_one(conn) => {
+                self.node_peers.on_lost(now, conn, io);
             }
             Event::Closed { conn, .. } => self.on_closed(now, conn, io),
             Event::Timer => self.on_timer(now, io),
@@ -582,11 +582,11 @@ impl App for NodeShell {
                 }
             }
             Event::Discarded { .. } => {}
-            Event::Filled { conn, buf } if self.neighbours.is_one(conn) => {
-                self.neighbours.on_filled(now, conn, buf, io);
+            Event::Filled { conn, buf } if self.node_peers.is_one(conn) => {
+                self.node_peers.on_filled(now, conn, buf, io);
             }
             Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
-            Event::Connected { conn } => self.neighbours.on_connected(conn, io),
+            Event::Connected { conn } => self.node_peers.on_connected(conn, io),
             Event::ConnectFailed { .. } => {}
             Event::Detached { .. } => unreachable!("a node hands no connection over"),
         }
@@ -600,7 +600,7 @@ impl App for NodeShell {
     fn next_deadline(&self) -> Option<Instant> {
         let opening = (!self.opening.is_empty()).then_some(self.read_from);
         let door = self.door.next_deadline();
-        earliest(earliest(self.node.next_deadline(), self.neighbours.next_deadline()), earliest(opening, door))
+        earliest(earliest(self.node.next_deadline(), self.node_peers.next_deadline()), earliest(opening, door))
     }
 
     fn on_long_turn(&mut self, turn: &Turn, untold: u64) {

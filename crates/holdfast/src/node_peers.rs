@@ -47,7 +47,7 @@ struct Way {
     last_used: Instant,
 }
 
-pub struct Neighbours {
+pub struct NodePeers {
     node: NodeId,
     grid: GridId,
     /// Where links have TLS.
@@ -59,10 +59,10 @@ pub struct Neighbours {
     pub answers: VecDeque<(AskToken, Answer)>,
 }
 
-impl Neighbours {
-    pub fn new(node: NodeId, grid: GridId, tls: Option<HostTls>) -> Neighbours {
+impl NodePeers {
+    pub fn new(node: NodeId, grid: GridId, tls: Option<HostTls>) -> NodePeers {
         let (ways, by_conn, paused) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
-        Neighbours { node, grid, tls, ways, by_conn, paused, answers: VecDeque::new() }
+        NodePeers { node, grid, tls, ways, by_conn, paused, answers: VecDeque::new() }
     }
 
     /// Asks a node. Without an address, or where it can't be reached, the answer is `None`.
