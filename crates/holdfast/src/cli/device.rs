@@ -9,7 +9,7 @@ use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::removing::Removing;
-use crate::grid::survey::{self, Asker, Verdict};
+use crate::grid::survey::{self, Requester, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::resources;
 use anyhow::{Context, Result};
@@ -453,10 +453,10 @@ fn drive_text(device: &DeviceInfo) -> String {
 
 /// What could be taken; before there is a grid, too.
 fn list_eligible(paths: &[PathBuf], dir: &GridDir, json: bool) -> Result<()> {
-    let asker = if dir.exists() { Asker::of(dir, &dir.load()?)? } else { Asker::default() };
+    let requester = if dir.exists() { Requester::of(dir, &dir.load()?)? } else { Requester::default() };
     let found = match paths.is_empty() {
-        true => survey::all(dir, &asker)?,
-        false => paths.iter().map(|path| survey::examine(path, &asker)).collect(),
+        true => survey::all(dir, &requester)?,
+        false => paths.iter().map(|path| survey::examine(path, &requester)).collect(),
     };
     if json {
         return print_json(&found);

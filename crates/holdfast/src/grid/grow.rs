@@ -13,7 +13,7 @@ use super::join_client::JoinClient;
 use super::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig, NodeConfig, remove_if_there, write_durably};
 use super::processes::{Role, wait};
 use super::removing::Removing;
-use super::survey::{self, Asker};
+use super::survey::{self, Requester};
 use super::token::JoinToken;
 use super::units::{self, Units};
 use super::{
@@ -125,11 +125,11 @@ fn make_device(
             check_size(size.unwrap_or(default))?;
             check_space(dir, 1, size.unwrap_or(default))?;
         }
-        Source::Path { path, force } => drop(survey::check(path, &Asker::of(dir, config)?, *force)?),
+        Source::Path { path, force } => drop(survey::check(path, &Requester::of(dir, config)?, *force)?),
     }
     let device = match source {
         Source::File(size) => describe_files(dir, config, node, 1, size.unwrap_or(default)).remove(0),
-        Source::Path { path, force } => describe(path, &Asker::of(dir, config)?, *force)?,
+        Source::Path { path, force } => describe(path, &Requester::of(dir, config)?, *force)?,
     };
     if let Some(old) = replaces {
         let mut replacing = Replacing::load(dir)?;
@@ -274,7 +274,7 @@ fn make_node(
             check_space(dir, u64::from(count), size.unwrap_or(default))?;
             Vec::new()
         }
-        Devices::Paths { paths, force } => describe_all(paths, &Asker::of(dir, config)?, *force)?,
+        Devices::Paths { paths, force } => describe_all(paths, &Requester::of(dir, config)?, *force)?,
     };
     // Nodes of other machines have numbers, too, and those that were taken out had.
     let told = client::status(dir)?;
@@ -462,14 +462,14 @@ fn discard(dir: &GridDir, device: &DeviceConfig) -> Result<()> {
 }
 
 /// A device that is there, as the configuration will name it; refused where it can't be taken.
-fn describe(path: &Path, asker: &Asker, force: bool) -> Result<DeviceConfig> {
+fn describe(path: &Path, requester: &Requester, force: bool) -> Result<DeviceConfig> {
     let path = std::path::absolute(path).with_context(|| format!("cannot use {} as a device", path.display()))?;
-    let found = survey::check(&path, asker, force)?;
+    let found = survey::check(&path, requester, force)?;
     let size_bytes = found.size_bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     Ok(DeviceConfig { path, device: fresh_device_id().to_string(), size_bytes })
 }
 
-pub(super) fn describe_all(paths: &[PathBuf], asker: &Asker, force: bool) -> Result<Vec<DeviceConfig>> {
+pub(super) fn describe_all(paths: &[PathBuf], requester: &Requester, force: bool) -> Result<Vec<DeviceConfig>> {
     let mut seen = BTreeSet::new();
     for path in paths {
         let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
@@ -477,7 +477,7 @@ pub(super) fn describe_all(paths: &[PathBuf], asker: &Asker, force: bool) -> Res
             refuse!(Code::Invalid, "{} is named twice; name each device once", path.display());
         }
     }
-    paths.iter().map(|path| describe(path, asker, force)).collect()
+    paths.iter().map(|path| describe(path, requester, force)).collect()
 }
 
 /// Makes a device that is there a node's: all that it holds is destroyed.

@@ -55,7 +55,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use survey::Asker;
+use survey::Requester;
 use token::Join;
 use units::Units;
 
@@ -615,7 +615,7 @@ fn check_port(address: SocketAddr) -> Result<()> {
 /// Makes a new grid: devices first, its configuration last.
 fn create(dir: &GridDir, options: &UpOptions) -> Result<GridConfig> {
     let before = clear_unfinished(dir)?;
-    let given = grow::describe_all(&options.paths, &Asker::default(), options.force)?;
+    let given = grow::describe_all(&options.paths, &Requester::default(), options.force)?;
     let nodes = options.nodes.unwrap_or(if given.is_empty() { NODES_DEFAULT } else { 1 });
     let devices = options.devices.unwrap_or(if given.is_empty() { DEVICES_DEFAULT } else { given.len() as u32 });
     let size = match options.device_size {

@@ -40,23 +40,23 @@ pub struct Candidate {
 
 /// Of the grid that asks, if there is one.
 #[derive(Default)]
-pub struct Asker {
+pub struct Requester {
     grid: Option<GridId>,
     /// Devices that the grid has, with the node of each.
     own: Vec<(PathBuf, u32)>,
 }
 
-impl Asker {
-    pub fn of(dir: &GridDir, config: &GridConfig) -> Result<Asker> {
+impl Requester {
+    pub fn of(dir: &GridDir, config: &GridConfig) -> Result<Requester> {
         let devices = config.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (device, node.id)));
         let canonical = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path);
         let own = devices.map(|(device, node)| (canonical(dir.device_path(device)), node)).collect();
-        Ok(Asker { grid: Some(config.grid_id()?), own })
+        Ok(Requester { grid: Some(config.grid_id()?), own })
     }
 }
 
 /// All block devices, and files in the grid's directory of devices that it doesn't use.
-pub fn all(dir: &GridDir, asker: &Asker) -> Result<Vec<Candidate>> {
+pub fn all(dir: &GridDir, requester: &Requester) -> Result<Vec<Candidate>> {
     let entries = fs::read_dir(SYS_BLOCK).with_context(|| format!("cannot read {SYS_BLOCK}"))?;
     let mut names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -66,14 +66,14 @@ pub fn all(dir: &GridDir, asker: &Asker) -> Result<Vec<Candidate>> {
     let mut paths: Vec<PathBuf> = devices.map(|name| Path::new("/dev").join(name.replace('!', "/"))).collect();
     let mut files: Vec<PathBuf> =
         fs::read_dir(dir.devices_dir()).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    files.retain(|path| !asker.own.iter().any(|(own, _)| own == path));
+    files.retain(|path| !requester.own.iter().any(|(own, _)| own == path));
     files.sort();
     paths.extend(files);
-    Ok(paths.iter().map(|path| examine(path, asker)).collect())
+    Ok(paths.iter().map(|path| examine(path, requester)).collect())
 }
 
 /// What can be said of one device or file.
-pub fn examine(path: &Path, asker: &Asker) -> Candidate {
+pub fn examine(path: &Path, requester: &Requester) -> Candidate {
     let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let mut candidate =
         Candidate { path: path.to_path_buf(), kind: "file".to_string(), size_bytes: 0, verdict: Verdict::Eligible };
@@ -96,19 +96,19 @@ pub fn examine(path: &Path, asker: &Asker) -> Candidate {
         candidate.verdict = impossible("is neither a block device nor a file".to_string());
         return candidate;
     }
-    let hindrance = hindrance(&real, name.as_deref(), metadata.rdev(), asker);
+    let hindrance = hindrance(&real, name.as_deref(), metadata.rdev(), requester);
     candidate.verdict = match hindrance.or_else(|| too_small(candidate.size_bytes)) {
         Some(why) => impossible(why),
         None => {
-            by_contents(&real, candidate.size_bytes, asker).unwrap_or_else(|error| impossible(format!("{error:#}")))
+            by_contents(&real, candidate.size_bytes, requester).unwrap_or_else(|error| impossible(format!("{error:#}")))
         }
     };
     candidate
 }
 
 /// Refuses a device that can't be taken, or, without `force`, one that is not empty.
-pub fn check(path: &Path, asker: &Asker, force: bool) -> Result<Candidate> {
-    let candidate = examine(path, asker);
+pub fn check(path: &Path, requester: &Requester, force: bool) -> Result<Candidate> {
+    let candidate = examine(path, requester);
     let shown = path.display();
     match &candidate.verdict {
         Verdict::Impossible(why) => refuse!(
@@ -131,8 +131,8 @@ fn too_small(size_bytes: u64) -> Option<String> {
 }
 
 /// Uses that nothing overrides.
-fn hindrance(path: &Path, name: Option<&str>, rdev: u64, asker: &Asker) -> Option<String> {
-    if let Some((_, node)) = asker.own.iter().find(|(own, _)| own == path) {
+fn hindrance(path: &Path, name: Option<&str>, rdev: u64, requester: &Requester) -> Option<String> {
+    if let Some((_, node)) = requester.own.iter().find(|(own, _)| own == path) {
         return Some(format!("is a device of node {node} of this grid already"));
     }
     let Some(name) = name else {
@@ -180,11 +180,11 @@ fn in_use(path: &Path) -> Option<String> {
     }
 }
 
-fn by_contents(path: &Path, size_bytes: u64, asker: &Asker) -> Result<Verdict> {
+fn by_contents(path: &Path, size_bytes: u64, requester: &Requester) -> Result<Verdict> {
     let holding = signatures::examine(path, size_bytes)?;
     Ok(match &holding {
         Holding::Nothing => Verdict::Eligible,
-        Holding::Grid(found) if asker.grid == Some(found.grid) => {
+        Holding::Grid(found) if requester.grid == Some(found.grid) => {
             Verdict::NotEmpty(format!("was a device of node {} of this grid", found.node))
         }
         other => Verdict::NotEmpty(other.to_string()),
@@ -317,7 +317,7 @@ mod tests {
     fn files_are_judged_by_size_use_and_contents() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("disk.img");
-        let verdict = || examine(&path, &Asker::default()).verdict;
+        let verdict = || examine(&path, &Requester::default()).verdict;
         assert!(matches!(verdict(), Verdict::Impossible(why) if why.contains("can't be examined")));
         let file = fs::File::create(&path).unwrap();
         file.set_len(1 << 20).unwrap();
@@ -337,9 +337,9 @@ mod tests {
         fs::write(&path, vec![1; 1 << 20]).unwrap();
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(256 << 20).unwrap();
         assert!(matches!(verdict(), Verdict::NotEmpty(why) if why.contains("unknown kind")));
-        let error = check(&path, &Asker::default(), false).unwrap_err().to_string();
+        let error = check(&path, &Requester::default(), false).unwrap_err().to_string();
         assert!(error.contains("nothing was written") && error.contains("--force"), "{error}");
-        assert!(check(&path, &Asker::default(), true).is_ok());
-        assert!(matches!(examine(temp.path(), &Asker::default()).verdict, Verdict::Impossible(_)));
+        assert!(check(&path, &Requester::default(), true).is_ok());
+        assert!(matches!(examine(temp.path(), &Requester::default()).verdict, Verdict::Impossible(_)));
     }
 }

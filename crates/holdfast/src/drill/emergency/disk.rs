@@ -11,7 +11,7 @@ use crate::cli::status::NodeView;
 use crate::findings::{Concern, Finding};
 use crate::grid::layout::{DeviceConfig, GridConfig};
 use crate::grid::processes::Role;
-use crate::grid::survey::{self, Asker};
+use crate::grid::survey::{self, Requester};
 use crate::grid::{self, SPARE_BYTES};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -66,7 +66,7 @@ impl DiskLoss {
     /// Refuses where nothing could take the disk's place.
     fn check_new(&self, site: &Site, config: &GridConfig) -> Result<()> {
         if let Some(path) = &self.new {
-            return survey::check(path, &Asker::of(&site.dir, config)?, false).map(drop);
+            return survey::check(path, &Requester::of(&site.dir, config)?, false).map(drop);
         }
         let (free, size_bytes) = (grid::free_bytes(site.dir.root())?, self.disk()?.device.size_bytes);
         if free < size_bytes.saturating_add(SPARE_BYTES) {
