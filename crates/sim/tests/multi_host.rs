@@ -1,4 +1,4 @@
-//! Random runs of hosts with portals, each twice with the same trace: see `holdfast_sim::multi_host`.
+//! Random runs of several hosts, each twice with the same trace: see `holdfast_sim::multi_host`.
 
 use holdfast_sim::multi_host::{MultiHostOutcome, MultiHostPlan, run_multi_host};
 use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
@@ -15,17 +15,17 @@ fn quiet(seed: u64) -> MultiHostPlan {
 }
 
 #[test]
-fn clients_of_portals_get_what_they_wrote_whatever_happens() {
+fn clients_of_several_hosts_get_what_they_wrote_whatever_happens() {
     let jobs = std::thread::available_parallelism().map_or(2, |n| n.get());
     let run = |seed| twice(seed, || run_multi_host(MultiHostPlan::from_seed(seed), false));
     let (outcomes, findings) = run_seeds(0, SEEDS, jobs, false, run);
     for finding in &findings {
-        eprintln!("seed {}: {}\n  replay: {} --portals", finding.seed, finding.why, replay_command(finding.seed));
+        eprintln!("seed {}: {}\n  replay: {} --multi-host", finding.seed, finding.why, replay_command(finding.seed));
     }
     assert!(findings.is_empty(), "{} of {SEEDS} seeds found something", findings.len());
     let sum = |f: fn(&MultiHostOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     for (what, count) in [
-        ("sessions ended by portals", sum(|o| o.aborts)),
+        ("sessions ended by forwarding hosts", sum(|o| o.aborts)),
         ("openings", sum(|o| o.openings)),
         ("hand-overs", sum(|o| o.handovers)),
         ("requests in layers of a volume that went", sum(|o| o.caught)),

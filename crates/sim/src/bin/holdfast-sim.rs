@@ -12,10 +12,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "\
-Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --portals | --cluster]   run seeds, each twice
-       holdfast-sim --seed S [--verbose] [--ledgers | --portals | --cluster]  run one seed, with --verbose as a printed trace
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --multi-host | --cluster]   run seeds, each twice
+       holdfast-sim --seed S [--verbose] [--ledgers | --multi-host | --cluster]  run one seed, with --verbose as a printed trace
        holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
        holdfast-sim --list-mutations";
+
+/// The spelling of earlier releases, accepted for one more.
+const OLDER_MULTI_HOST: &str = "--portals";
 
 #[derive(Default)]
 struct Arguments {
@@ -25,7 +28,7 @@ struct Arguments {
     jobs: usize,
     verbose: bool,
     ledgers: bool,
-    portals: bool,
+    multi_host: bool,
     cluster: bool,
     mutation: Option<String>,
     list: bool,
@@ -46,7 +49,7 @@ fn parse() -> Result<Arguments, String> {
             "--jobs" => arguments.jobs = number()? as usize,
             "--verbose" => arguments.verbose = true,
             "--ledgers" => arguments.ledgers = true,
-            "--portals" => arguments.portals = true,
+            "--multi-host" | OLDER_MULTI_HOST => arguments.multi_host = true,
             "--cluster" => arguments.cluster = true,
             "--mutation" => arguments.mutation = Some(words.next().ok_or("--mutation needs a name")?),
             "--list-mutations" => arguments.list = true,
@@ -65,7 +68,7 @@ fn plan_of(seed: u64, mutation: Option<&mutations::Mutation>) -> Plan {
 }
 
 fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutation>) -> ExitCode {
-    let result = if arguments.portals {
+    let result = if arguments.multi_host {
         let plan = MultiHostPlan::from_seed(seed);
         println!("{plan:#?}");
         guarded(seed, || run_multi_host(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
@@ -116,7 +119,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     );
 }
 
-fn print_portal_sums(outcomes: &[(u64, MultiHostOutcome)]) {
+fn print_multi_host_sums(outcomes: &[(u64, MultiHostOutcome)]) {
     let sum = |f: fn(&MultiHostOutcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
         "  answered {}, paths {}, sessions ended {}, openings {}, hand-overs {}, caught in layers {}",
@@ -148,10 +151,10 @@ fn print_cluster_sums(outcomes: &[(u64, ClusterOutcome)]) {
 fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     let (from, jobs) = (arguments.from, arguments.jobs);
     let start = Instant::now();
-    let findings = if arguments.portals {
+    let findings = if arguments.multi_host {
         let run = |seed| twice(seed, || run_multi_host(MultiHostPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
-        print_portal_sums(&outcomes);
+        print_multi_host_sums(&outcomes);
         findings
     } else if arguments.cluster {
         let run = |seed| twice(seed, || run_cluster(ClusterPlan::from_seed(seed), false));
@@ -170,7 +173,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     for finding in &findings {
         let kind = match arguments {
             Arguments { ledgers: true, .. } => " --ledgers",
-            Arguments { portals: true, .. } => " --portals",
+            Arguments { multi_host: true, .. } => " --multi-host",
             Arguments { cluster: true, .. } => " --cluster",
             _ => "",
         };
