@@ -2,7 +2,7 @@
 //! it (DISKSPD `-b8K -w30 -r -t16 -o16`): `mirror:2` on three nodes beside the raw file.
 
 use super::grid::{Grid, Shape};
-use super::turns::{Job, Run, Target, compare, fill};
+use super::paired::{Job, Run, Target, compare, fill};
 use crate::tools;
 use anyhow::Result;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! `./x bench --encrypt`: what encryption at rest costs, on two volumes of one grid which differ in that alone.
 
 use super::grid::{Grid, Shape, USUAL};
-use super::turns::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::paired::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use anyhow::Result;
 use std::os::unix::fs::OpenOptionsExt;
 

@@ -2,7 +2,7 @@
 
 use super::fio;
 use super::grid::{Grid, USUAL};
-use super::turns::{Job, OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::paired::{Job, OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -31,7 +31,7 @@ impl Drop for Bench {
 }
 
 pub fn run(arguments: &[String]) -> Result<()> {
-    let run = Run::from(arguments, "./x bench [--care|--tls|--encrypt|--nested|--diskspd|--etcd]")?;
+    let run = Run::from(arguments, "./x bench [--maintenance|--tls|--encrypt|--nested|--diskspd|--etcd]")?;
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}", std::process::id()));
     let mut bench = Bench { grid: Grid::make(&run.binary, dir, USUAL, &[])?, qemu: None };
     let socket = bench.start_qemu()?;

@@ -1,11 +1,10 @@
-//! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--care`, what background care costs and takes;
+//! `./x bench`: what guests get, beside the raw file and qemu-nbd; with `--maintenance`, what background care costs and takes;
 //! with `--tls`, what TLS between host and nodes costs; with `--encrypt`, what encryption at rest does; with `--nested` nested
 //! layouts beside a mirror, with `--diskspd` many threads on three nodes beside the raw file; with `--etcd` what a grid that keeps
 //! its metadata in etcd does when a node, or etcd, or both hang, and when a volume changes hands.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
-mod care;
 mod diskspd;
 mod encrypt;
 mod etcd;
@@ -16,16 +15,20 @@ mod hosts;
 mod latency;
 mod load;
 mod machine;
+mod maintenance;
 mod nested;
+mod paired;
 mod report;
 mod tls;
-mod turns;
 
 use anyhow::Result;
 
+/// The spelling of earlier releases, accepted for one more.
+const OLDER_MAINTENANCE: &str = "--care";
+
 pub fn run(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
-        Some((first, rest)) if first == "--care" => care::run(rest),
+        Some((first, rest)) if first == "--maintenance" || first == OLDER_MAINTENANCE => maintenance::run(rest),
         Some((first, rest)) if first == "--tls" => tls::run(rest),
         Some((first, rest)) if first == "--encrypt" => encrypt::run(rest),
         Some((first, rest)) if first == "--nested" => nested::run(rest),

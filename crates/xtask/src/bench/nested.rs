@@ -2,7 +2,7 @@
 
 use super::fio;
 use super::grid::{Grid, Shape};
-use super::turns::{Job, READ_8K, Run, Target, compare, fill};
+use super::paired::{Job, READ_8K, Run, Target, compare, fill};
 use anyhow::Result;
 
 const VOLUME_MIB: u64 = 512;

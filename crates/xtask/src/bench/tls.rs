@@ -1,7 +1,7 @@
 //! `./x bench --tls`: what TLS between a host and its nodes costs, on two grids beside each other which differ in that alone.
 
 use super::grid::{Grid, Shape, USUAL};
-use super::turns::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
+use super::paired::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, WRITE_8K, compare, fill};
 use anyhow::Result;
 
 const VOLUME_MIB: u64 = 512;

@@ -5,8 +5,8 @@ use super::{LAYOUT, Setup, say, writable_mib};
 use crate::bench::grid::{Grid, Shape};
 use crate::bench::latency::SECOND_MS;
 use crate::bench::load::Load;
+use crate::bench::paired::{Figures, READ_64K, Target, fill, measure as run_job, median};
 use crate::bench::report::Report;
-use crate::bench::turns::{Figures, READ_64K, Target, fill, measure as run_job, median};
 use anyhow::{Context, Result};
 use std::time::Duration;
 

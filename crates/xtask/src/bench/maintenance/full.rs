@@ -27,7 +27,7 @@ const CHECKED: &[&str] = &["--verify=crc32c", "--verify_interval=4k", "--verify_
 const FILL: &[&str] = &["--rw=write", "--bs=256k", "--iodepth=8", "--do_verify=0"];
 const IN_FLIGHT_MIB: u64 = 2;
 
-/// At the brim, the last quarter of what fits is overwritten at random.
+/// While it is full, the last quarter of what fits is overwritten at random.
 const BRIM: &[&str] = &["--rw=randwrite", "--bs=4k", "--iodepth=16", "--do_verify=0"];
 const BRIM_FOR: Duration = Duration::from_secs(5);
 
@@ -44,8 +44,8 @@ const REST: Duration = Duration::from_secs(3);
 
 pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let shape = Shape { nodes: 4, devices: 1, device_mib: setup.options.device_mib_min };
-    say(&format!("brim: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
-    let grid = Grid::make(&setup.binary, setup.dir.path().join("brim"), shape, &[])?;
+    say(&format!("full: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
+    let grid = Grid::make(&setup.binary, setup.dir.path().join("full"), shape, &[])?;
     // More than fits.
     let size_mib = shape.nodes * shape.device_mib;
     grid.create_volume("v", size_mib, LAYOUT)?;
@@ -54,11 +54,11 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     let (mut least, mut most, mut amiss, mut left) = (f64::MAX, 0.0_f64, 0, 0.0_f64);
     let mut overwritten = 0;
     for round in 1..=ROUNDS {
-        say(&format!("brim: round {round} of {ROUNDS}"));
+        say(&format!("full: round {round} of {ROUNDS}"));
         let acknowledged = fill_up(&grid, size_mib)?;
         (least, most) = (least.min(acknowledged as f64), most.max(acknowledged as f64));
         amiss += u64::from(!adds_up(&space(&grid)?)?);
-        overwritten += kill_at_the_brim(&grid, acknowledged, round)?;
+        overwritten += kill_while_full(&grid, acknowledged, round)?;
         verify(&grid, acknowledged, round)?;
         amiss += u64::from(!adds_up(&space(&grid)?)?);
         left = left.max(empty(&grid, size_mib, &begun_with)?);
@@ -66,7 +66,7 @@ pub fn measure(setup: &Setup, report: &mut Report) -> Result<()> {
     }
     report.told("least that fitted", least, "MiB");
     report.told("most that fitted", most, "MiB");
-    report.told("writes at the brim", overwritten as f64, "");
+    report.told("writes while full", overwritten as f64, "");
     report.told("rounds whose data was all there after kill -9, or this report would end here", ROUNDS as f64, "");
     report.judged("looks at `space why` that do not add up", "0", (amiss as f64, ""), amiss == 0);
     report.judged(
@@ -123,8 +123,8 @@ fn fill_up(grid: &Grid, size_mib: u64) -> Result<u64> {
     written.checked_sub(IN_FLIGHT_MIB).context("nothing fitted at all")
 }
 
-/// How many writes were done at the brim.
-fn kill_at_the_brim(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<u64> {
+/// How many writes were done while it was full.
+fn kill_while_full(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<u64> {
     let at = acknowledged_mib * 3 / 4;
     trim(grid, at, TRIMMED_MIB)?;
     let offset = format!("--offset={}m", at + TRIMMED_MIB);
@@ -135,7 +135,7 @@ fn kill_at_the_brim(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<u6
     let mut load = Load::start(grid, "v", size_mib, &arguments, 10 * BRIM_FOR.as_secs())?;
     std::thread::sleep(BRIM_FOR);
     let done = writes()? - before;
-    ensure!(load.is_running()?, "writing at the brim ended by itself: it got an error");
+    ensure!(load.is_running()?, "writing while full ended by itself: it got an error");
     fio::report_of(&mut witness(grid, at, round, "--rw=write"), "the witness")?;
     let host = grid.pid("host")?;
     process::signal(host, Signal::KILL)?;
@@ -155,7 +155,7 @@ fn witness(grid: &Grid, at_mib: u64, round: u64, how: &str) -> std::process::Com
     command
 }
 
-/// What was filled, what was overwritten at the brim, and the witness.
+/// What was filled, what was overwritten while full, and the witness.
 fn verify(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<()> {
     let at = acknowledged_mib * 3 / 4;
     let after = at + TRIMMED_MIB;
@@ -169,7 +169,7 @@ fn verify(grid: &Grid, acknowledged_mib: u64, round: u64) -> Result<()> {
 
 fn read_back(command: &mut std::process::Command, size_mib: u64) -> Result<()> {
     let outcome = fio::report_of(command, "the volume");
-    let read = fio::sum(&outcome.context("what was acknowledged at the brim is not there")?, "io_bytes");
+    let read = fio::sum(&outcome.context("what was acknowledged while full is not there")?, "io_bytes");
     ensure!(read == (size_mib * MIB) as f64, "of {size_mib} MiB {read} bytes were read back");
     Ok(())
 }

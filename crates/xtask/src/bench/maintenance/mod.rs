@@ -1,8 +1,8 @@
-//! `./x bench --care`: what background care costs guests, and what it takes, each part on a grid of its own.
+//! `./x bench --maintenance`: what background maintenance costs guests, and what it takes, each part on a grid of its own.
 //!
 //! A part that can't be measured says why; the others go on, and the command fails at its end.
 
-mod brim;
+mod full;
 mod map;
 mod options;
 mod overwrite;
@@ -35,7 +35,7 @@ const PARTS: &[(&str, &str, Measure)] = &[
     ("recovery", "Recovery of a host", recovery::measure),
     ("overwrite", "Overwriting a full grid", overwrite::measure),
     ("skewed", "Overwriting a full grid, four of five writes in a fifth of it", overwrite::measure_skewed),
-    ("brim", "A pool filled to the brim and emptied, five times", brim::measure),
+    ("full", "A pool filled up and emptied, five times", full::measure),
 ];
 
 /// What every part is given.
@@ -77,7 +77,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         Some(dir) => std::path::absolute(dir)?,
         None => std::env::temp_dir(),
     };
-    let dir = Directory::make(dir.join(format!("holdfast-care-{}", std::process::id())))?;
+    let dir = Directory::make(dir.join(format!("holdfast-maintenance-{}", std::process::id())))?;
     let setup = Setup { binary, dir, options };
     let mut failed = Vec::new();
     let mut reports = Vec::new();

@@ -1,11 +1,14 @@
-//! What `./x bench --care` may be told; the defaults fit two cores and 40 GiB of free disk.
+//! What `./x bench --maintenance` may be told; the defaults fit two cores and 40 GiB of free disk.
 
 use super::PARTS;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 
+/// The spelling of earlier releases, accepted for one more.
+const OLDER_FULL: &str = "brim";
+
 const USAGE: &str =
-    "usage: ./x bench --care [--only snapshots|rebuild|map|recovery|overwrite]... [--json] [--dir DIR] [--binary FILE]
+    "usage: ./x bench --maintenance [--only snapshots|rebuild|map|recovery|overwrite|skewed|full]... [--json] [--dir DIR] [--binary FILE]
   [--seconds N] [--rounds N]                      of each job that is compared with another
   [--device-gib N]                                each of the grid's eight devices has at least that much
   snapshots: [--small-gib N] [--large-gib N] [--repeats N] [--load-seconds N] [--generations N]
@@ -85,6 +88,7 @@ pub fn parse(arguments: &[String]) -> Result<Options> {
         }
         let value = words.next().with_context(|| format!("{word} is not an option, or needs a value\n{USAGE}"))?;
         match word.as_str() {
+            "--only" if value == OLDER_FULL => options.only.push("full".to_string()),
             "--only" if PARTS.iter().any(|(name, _, _)| name == value) => options.only.push(value.clone()),
             "--dir" => options.dir = Some(value.into()),
             "--binary" => options.binary = Some(value.into()),
