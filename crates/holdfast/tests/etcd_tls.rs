@@ -7,6 +7,7 @@ mod support;
 
 use holdfast_base::MetaVersion;
 use holdfast_runtime::meta::{EtcdConfig, EtcdStore, EtcdTls, MetaError, MetaStore, Swap};
+use holdfast_runtime::pki::etcd::User;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -324,4 +325,11 @@ fn a_grid_moves_to_an_etcd_that_goes_by_its_certificates() {
     let root = |file: &str| a.path("tls/etcd-root").join(file);
     let root = cluster.store(&a, &[1], &root("root.pem"), &root("root.key"));
     assert!(root.get("grid").expect("root may").is_some());
+    // Whoever tells an etcd that was emptied whom to let in may be cut short: a machine that is missing comes back.
+    let users = || root.users().expect("root may").into_iter().map(|(user, _)| user);
+    let is_of_b = |user: &String| matches!(user.parse(), Ok(User::Host { name, .. }) if name == "b");
+    let gone: Vec<String> = users().filter(is_of_b).collect();
+    assert!(!gone.is_empty());
+    gone.iter().for_each(|user| root.delete_user(user).expect("root may"));
+    until("machine b is let in again", || users().any(|user| is_of_b(&user)));
 }

@@ -224,13 +224,22 @@ impl Door {
     fn protect(&self) -> Result<()> {
         self.store.protect(&[(ROLE, vec![Right::All]), (TOLD, rights_when_told())])?;
         let list = revoked::load(&self.certificates.ca(), self.certificates.grid())?;
+        self.let_back_in(&list, &[]).map(drop)
+    }
+
+    /// Lets in machines that were let in before and are none of these users: etcd was emptied, and who told it whom to let
+    /// in was cut short, or another host is about it. A user that a machine may need is never deleted.
+    fn let_back_in(&self, list: &Revoked, users: &[(String, Vec<String>)]) -> Result<BTreeSet<String>> {
+        let mut back = BTreeSet::new();
         for user in self.known()? {
             let Ok(User::Host { name, issued_s }) = user.parse() else { continue };
-            if !self.is_revoked(&list, &name, issued_s) && !has_ended(issued_s) {
+            let is_there = users.iter().any(|(there, _)| *there == user);
+            if !is_there && !self.is_revoked(list, &name, issued_s) && !has_ended(issued_s) {
                 self.store.add_user(&user, ROLE)?;
+                back.insert(user);
             }
         }
-        Ok(())
+        Ok(back)
     }
 
     fn is_revoked(&self, list: &Revoked, name: &str, issued_s: u64) -> bool {
@@ -245,7 +254,7 @@ impl Door {
             self.protect()?;
             users = self.store.users()?;
         }
-        let mut known = BTreeSet::new();
+        let mut known = self.let_back_in(list, &users)?;
         for (user, roles) in users {
             let has = |role: &str| roles.iter().any(|has| has == role);
             match user.parse() {

@@ -180,9 +180,8 @@ fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<M
         let aside = path.with_extension(format!("redb.before-{}", now_s()));
         std::fs::rename(&path, &aside).with_context(|| format!("cannot put {} aside", path.display()))?;
     }
-    if wanted.yes {
-        super::etcd::settle(dir, config)?;
-    }
+    // Who gets in is no part of the metadata. An etcd that was emptied may have forgotten this machine.
+    super::etcd::settle(dir, config)?;
     let meta = meta::connect(dir, config)?;
     check_no_hosts(&meta, &config.meta)?;
     let is_whole = meta.get(IMPORTING_KEY)?.is_none() && !held(&meta)?.is_empty();
