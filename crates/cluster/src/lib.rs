@@ -20,6 +20,7 @@
 pub mod assign;
 pub mod beat;
 pub mod deletion;
+pub mod exports;
 pub mod forecast;
 pub mod machine;
 pub mod recover;

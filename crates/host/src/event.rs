@@ -235,6 +235,12 @@ pub struct OpenSpec {
 }
 
 impl OpenSpec {
+    /// Of a volume as its root says, whoever has claimed it.
+    pub fn of(root: &Root, checked_reads: bool, key: Option<VolumeKey>) -> OpenSpec {
+        let Root { volume, size_bytes, layout, .. } = *root;
+        OpenSpec { volume, name: root.name.clone(), size_bytes, layout, checked_reads, only_from: None, key }
+    }
+
     /// Whether an opening that was begun by the other is what this one asks for. Size and layout it reads itself.
     pub(crate) fn asks_for_same(&self, other: &OpenSpec) -> bool {
         let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);

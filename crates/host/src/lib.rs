@@ -24,6 +24,7 @@ mod mutations;
 pub mod observed;
 mod offers;
 mod orders;
+pub mod planned;
 mod remotes;
 pub mod requests;
 pub mod reservation;

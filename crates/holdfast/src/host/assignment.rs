@@ -16,17 +16,14 @@ use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{Effects, MetaVersion, NodeId, VolumeId};
-use holdfast_cluster::{
-    Action, ActionId, Changes, Cluster, Config, Effect, Event, Local, Outcome, Reading, SILENT_FOR, View,
-};
+use holdfast_cluster::{Action, ActionId, Cluster, Config, Effect, Event, Outcome, SILENT_FOR};
 use holdfast_format::meta::{ExportRecord, decode};
-use holdfast_format::portal::Answer;
 use holdfast_format::wire::{Reply, Request};
 use holdfast_host::homes::HostAt;
-use holdfast_host::{Offer, OpenSpec, Order, Outcome as HostOutcome, Place, Volume};
+use holdfast_host::planned::{self, InService, Offering, Way};
+use holdfast_host::{Offer, OpenSpec, Order};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
-use holdfast_volume::Warming;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -151,7 +148,7 @@ fn run(
 ) {
     let mut out = Effects::new();
     let (mut waiting, mut next_ticket) = (BTreeMap::<u64, SyncSender<()>>::new(), 0);
-    let mut offers = Offers::default();
+    let mut offering = Offering::new(plane.catalog.host());
     let mut looked_at = clock::now();
     loop {
         if clock::now().since(looked_at) > STOOD_STILL {
@@ -162,7 +159,7 @@ fn run(
         }
         looked_at = clock::now();
         let wait = cluster.next_deadline().map_or(LOOK_PACE, |at| at.since(clock::now()).min(LOOK_PACE));
-        let mut event = match inputs.recv_timeout(wait) {
+        let event = match inputs.recv_timeout(wait) {
             Ok(Input::Event(event)) => event,
             Ok(Input::Hold { volume, granted }) => {
                 next_ticket += 1;
@@ -172,8 +169,8 @@ fn run(
             Err(RecvTimeoutError::Timeout) => Event::Tick,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        if let Event::Changed(changes) = &mut event {
-            offers.note(records, plane.catalog.host(), changes);
+        if let Event::Changed(changes) = &event {
+            records.view(|view| offering.note(view, changes));
         }
         let mut tasks = Vec::new();
         let mut held = Vec::new();
@@ -195,43 +192,12 @@ fn run(
         for granted in held.into_iter().filter_map(|ticket| waiting.remove(&ticket)) {
             let _ = granted.try_send(());
         }
-        if std::mem::take(&mut offers.are_stale)
+        if std::mem::take(&mut offering.is_stale)
             && let Err(error) = plane.publish_offers()
         {
             logger::warn(format_args!("what is offered with other hosts is told again later: {error:#}"));
-            offers.are_stale = true;
+            offering.is_stale = true;
         }
-    }
-}
-
-/// Whether what is offered together with other hosts may have changed.
-#[derive(Default)]
-struct Offers {
-    offered: BTreeSet<VolumeId>,
-    are_stale: bool,
-}
-
-impl Offers {
-    fn note(&mut self, records: &Records, host: &str, changes: &Changes) {
-        let is_offered = |view: &View, volume: VolumeId| {
-            view.export(volume).is_some_and(|(_, export)| export.portals.contains(host))
-        };
-        records.view(|view| {
-            for changed in &changes.volumes {
-                // A clone that is gone, maybe.
-                self.are_stale |= view.volume(*changed).is_none() && !self.offered.is_empty();
-                let volume = view.origin_of_clone(*changed).unwrap_or(*changed);
-                let was_offered = self.offered.contains(&volume);
-                if is_offered(view, volume) {
-                    self.offered.insert(volume);
-                    self.are_stale = true;
-                } else if was_offered {
-                    self.offered.remove(&volume);
-                    self.are_stale = true;
-                }
-            }
-        });
-        self.are_stale |= changes.hosts && !self.offered.is_empty();
     }
 }
 
@@ -240,26 +206,14 @@ pub type Offered = (Vec<Offer>, Vec<HostAt>);
 
 /// What this host offers together with others, and where those are.
 pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<String, Vec<SocketAddr>>) -> Offered {
-    let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
-    let mut wanted = BTreeSet::new();
-    for entry in entries.iter().filter(|entry| catalog.is_offered(entry)) {
-        let volume = entry.root.volume;
-        let host = entry.served_by.clone().unwrap_or_default();
-        // Until a hand-over is done the host that has the volume serves it, and knows itself when it has stopped.
-        let place = match entry.handed_from.as_ref().filter(|from| *from != catalog.host()) {
-            Some(from) => Place::At(from.clone()),
-            None if catalog.is_here(entry) => Place::Here,
-            None => Place::At(host.clone()),
-        };
-        let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
-        offer.exports.insert(entry.name().to_string(), (entry.id(), entry.size_bytes()));
-        wanted.extend(entry.handed_from.iter().cloned().chain([host]));
-        wanted.extend(entry.portals.iter().cloned());
-    }
-    wanted.remove(catalog.host());
-    let reached = wanted.into_iter().filter_map(|host| hosts.get_key_value(&host)).filter(|(_, at)| !at.is_empty());
-    let reached = reached.map(|(host, at)| (host.clone(), at.clone()));
-    (offers.into_values().collect(), reached.collect())
+    let in_service = entries.iter().filter_map(|entry| {
+        let (volume, id, size_bytes) = (entry.root.volume, entry.id(), entry.size_bytes());
+        let (host, from) = (entry.served_by.as_deref()?, entry.handed_from.as_deref());
+        Some(InService { volume, id, name: entry.name(), size_bytes, host, from, portals: &entry.portals })
+    });
+    let (offers, reaches) = planned::offered(catalog.host(), in_service);
+    let reached = reaches.into_iter().filter_map(|host| hosts.get_key_value(&host)).filter(|(_, at)| !at.is_empty());
+    (offers, reached.map(|(host, at)| (host.clone(), at.clone())).collect())
 }
 
 impl ControlPlane {
@@ -289,33 +243,26 @@ impl ControlPlane {
     }
 
     fn carry_out(&self, action: Action) -> Result<Outcome> {
-        match action {
-            Action::Open { volume } => {
-                let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
-                logger::info(format_args!("volume {} is to be in service here, and is opened", spec.name));
-                self.order(Order::Open { spec, exported: true })?;
-                Ok(Outcome::Done)
+        let volume = action.volume();
+        let Some(way) = Way::of(action, |volume| self.spec_for(volume))? else { return Ok(Outcome::Failed) };
+        let order = match way {
+            Way::Commit { compares, writes } => return self.commit(volume, compares, writes),
+            Way::Order(order) => *order,
+        };
+        let outcome = match order {
+            Order::AskToYield { .. } => match self.order_within(YIELD_MAX, order) {
+                Ok(outcome) => outcome,
+                Err(_) => return Ok(Outcome::Asked(false)),
+            },
+            Order::LetGo { .. } => self.order_within(CLOSE_MAX.min(ANSWER_MAX), order)?,
+            order => {
+                if let Order::Open { spec, .. } = &order {
+                    logger::info(format_args!("volume {} is to be in service here, and is opened", spec.name));
+                }
+                self.order(order)?
             }
-            Action::Read { volume } => {
-                let Some(spec) = self.spec_for(volume)? else { return Ok(Outcome::Failed) };
-                let found = self.order(Order::Warm { spec })?.warming();
-                Ok(Outcome::Reading(match found {
-                    None => Reading::NoRoom,
-                    Some(None | Some(Warming::Warm)) => Reading::Read,
-                    Some(Some(Warming::Unreadable)) => Reading::Unreadable,
-                    Some(Some(Warming::Reading | Warming::Filling)) => Reading::Begun,
-                }))
-            }
-            Action::AskToYield { volume, host } => {
-                let asked = self.order_within(YIELD_MAX, Order::AskToYield { host, volume }).map(HostOutcome::yielded);
-                Ok(Outcome::Asked(matches!(asked, Ok(Some(Answer::Yielded | Answer::Refused(_))))))
-            }
-            Action::LetGo { volume } => {
-                self.order_within(CLOSE_MAX.min(ANSWER_MAX), Order::LetGo { volume })?;
-                Ok(Outcome::Done)
-            }
-            Action::Commit { volume, compares, writes } => self.commit(volume, compares, writes),
-        }
+        };
+        Ok(planned::came_of(outcome))
     }
 
     /// Nodes that have heard nothing of a host for long enough. One that does not answer has not said so.
@@ -370,17 +317,5 @@ impl ControlPlane {
             logger::warn(format_args!("volume {volume}: its host {before} is gone; it is taken over"));
         }
         Ok(Outcome::Done)
-    }
-}
-
-/// What a volume's controller says of it, for the machine.
-pub fn local_of(volume: &Volume) -> Local {
-    use holdfast_volume::State;
-    match volume.controller().state() {
-        State::Opening if volume.controller().is_warming() => Local::Reading,
-        State::Opening if volume.is_exported() => Local::Opening,
-        State::Open if volume.is_exported() => Local::Open,
-        State::Opening | State::Open => Local::InCare,
-        State::Closing | State::Closed | State::Deposed => Local::Ending,
     }
 }

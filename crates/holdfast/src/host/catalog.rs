@@ -37,6 +37,7 @@ use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, Error, Unreadable, refuse};
 use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
+use holdfast_cluster::exports;
 use holdfast_format::FormatError;
 use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
@@ -198,10 +199,7 @@ impl Entry {
 
     /// Of the volume, also for a clone of it. With the key of an encrypted one (see `Keys::spec_of`).
     pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
-        let Root { volume, name, size_bytes, layout, .. } = &self.root;
-        let checked_reads = !self.settings.unchecked_reads;
-        let (volume, name, size_bytes, layout) = (*volume, name.clone(), *size_bytes, *layout);
-        OpenSpec { volume, name, size_bytes, layout, checked_reads, only_from: None, key }
+        OpenSpec::of(&self.root, !self.settings.unchecked_reads, key)
     }
 }
 
@@ -849,7 +847,7 @@ impl Catalog {
                 );
             }
             let is_taken_over = other.is_some();
-            let next = encode(&ExportRecord { host: self.host.clone(), from: None, ..export });
+            let next = encode(&exports::claimed(Some(export), &self.host));
             // Of who throws it away and who wants to serve it in the same moment one finds that it is too late.
             let gone = [trash_key(volume), deleting_key(&volume.to_string())];
             let gone = gone.map(|key| Compare { key, version: MetaVersion::ABSENT });
@@ -898,45 +896,27 @@ impl Catalog {
             let Some(before) = found.map(|bytes| decode::<ExportRecord>(&key, bytes)).transpose()? else {
                 return Ok(None);
             };
-            let mut after = before.clone();
-            after.portals.remove(host);
-            after.from = after.from.filter(|from| from != host);
-            is_ended = before.host == host && !after.failover && after.portals.is_empty();
-            if is_ended {
-                return Ok(Some(None));
-            }
-            Ok((after != before).then(|| Some(encode(&after))))
+            let after = exports::without_host(before.clone(), host);
+            is_ended = after.is_none();
+            Ok((after.as_ref() != Some(&before)).then(|| after.map(|after| encode(&after))))
         })?;
         Ok(is_ended)
     }
 
     /// This host offers it no more. One that is left alone is no portal.
     pub fn end_portal(&self, volume: VolumeId) -> Result<()> {
-        self.change_export(volume, |export| {
-            export.portals.remove(&self.host);
-            if export.portals.iter().all(|portal| *portal == export.host) {
-                export.portals.clear();
-            }
-        })?;
+        self.change_export(volume, |export| *export = exports::without_portal(export.clone(), &self.host))?;
         Ok(())
     }
 
     /// From here on another host shall serve the volume: it asks this one to yield.
     pub fn hand_over(&self, volume: VolumeId, to: &str) -> Result<bool> {
-        self.change_export(volume, |export| {
-            if export.host == self.host {
-                (export.host, export.from) = (to.to_string(), Some(self.host.clone()));
-            }
-        })
+        self.change_export(volume, |export| *export = exports::handed_over(export.clone(), &self.host, to))
     }
 
     /// The other host could not serve it: this one goes on.
-    pub fn take_back(&self, volume: VolumeId, from: &str) -> Result<()> {
-        self.change_export(volume, |export| {
-            if export.host == from && export.from.as_ref() == Some(&self.host) {
-                (export.host, export.from) = (self.host.clone(), None);
-            }
-        })?;
+    pub fn take_back(&self, volume: VolumeId, to: &str) -> Result<()> {
+        self.change_export(volume, |export| *export = exports::taken_back(export.clone(), &self.host, to))?;
         Ok(())
     }
 
@@ -945,8 +925,7 @@ impl Catalog {
         let key = export_key(volume);
         self.update(&key, |found| {
             let export: Option<ExportRecord> = found.map(|bytes| decode(&key, bytes)).transpose()?;
-            let is_ours = export.is_some_and(|export| export.host.is_empty() || export.host == self.host);
-            Ok(is_ours.then_some(None))
+            Ok(export.is_some_and(|export| exports::may_end(&export, &self.host)).then_some(None))
         })
     }
 

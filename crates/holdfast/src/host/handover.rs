@@ -6,21 +6,17 @@ use super::control::ControlPlane;
 use anyhow::Result;
 use holdfast_api::{Code, VolumeInfo, VolumeState, refuse};
 use holdfast_base::VolumeId;
+use holdfast_cluster::exports::{HandOver, InVain, SERVED_MAX, UNSERVED_MAX};
 use holdfast_host::Order;
-use std::time::{Duration, Instant};
+use holdfast_runtime::clock;
+use std::time::Duration;
 
 /// How long the log of a volume may take to be emptied, as far as that can be done beside its service, before the volume is
 /// handed over with what there is.
 const PREPARE_MAX: Duration = Duration::from_secs(15);
 
-/// How long the other host may take to have the volume in service: it reads the map first, and this one serves meanwhile.
-const SERVED_MAX: Duration = Duration::from_secs(30);
-
 /// How often it is seen whether the other host is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-
-/// How long of that nobody may serve it: well below what clients' paths outlast.
-const UNSERVED_MAX: Duration = Duration::from_secs(7);
 
 impl ControlPlane {
     /// This host offers a volume that another one serves; where none does it serves it itself.
@@ -107,8 +103,8 @@ impl ControlPlane {
 
     /// Until the other host has the volume in service; else this one takes it back.
     fn await_served(&self, name: &str, volume: VolumeId, to: &str) -> Result<VolumeInfo> {
-        let end = Instant::now() + SERVED_MAX;
-        let (mut looked, mut unserved) = (Instant::now(), None);
+        let mut looked = clock::now();
+        let mut under_way = HandOver::begun(looked);
         let why = loop {
             let entry = self.catalog.find(name)?;
             if entry.handed_from.is_none() {
@@ -122,21 +118,20 @@ impl ControlPlane {
                 }
                 return self.show(name);
             }
-            if looked.elapsed() >= LOOK_EVERY {
-                looked = Instant::now();
-                if !self.records.view(|view| view.has_host(to)) {
-                    break "it is gone".to_string();
-                }
+            if clock::now().since(looked) >= LOOK_EVERY {
+                looked = clock::now();
+                let is_there = self.records.view(|view| view.has_host(to));
                 let asked = name.to_string();
                 let info = self.ask(|answer| Command::Volume { name: asked, answer })?;
                 let serves = info.is_some_and(|info| info.state == VolumeState::Open);
-                unserved = if serves { None } else { unserved.or(Some(looked)) };
-            }
-            if unserved.is_some_and(|since: Instant| since.elapsed() >= UNSERVED_MAX) {
-                break format!("it was not open there {} s after it was closed here", UNSERVED_MAX.as_secs());
-            }
-            if Instant::now() >= end {
-                break format!("it was not read there within {} s", SERVED_MAX.as_secs());
+                match under_way.look(looked, is_there, serves) {
+                    None => {}
+                    Some(InVain::Gone) => break "it is gone".to_string(),
+                    Some(InVain::Unopened) => {
+                        break format!("it was not open there {} s after it was closed here", UNSERVED_MAX.as_secs());
+                    }
+                    Some(InVain::Unread) => break format!("it was not read there within {} s", SERVED_MAX.as_secs()),
+                }
             }
             std::thread::sleep(Duration::from_millis(10));
         };

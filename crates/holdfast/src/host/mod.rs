@@ -61,6 +61,7 @@ use holdfast_base::time::earliest;
 use holdfast_base::{BlockRequest, Effects, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
 use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
+use holdfast_host::planned;
 use holdfast_host::{Call, Effect, Event as HostEvent, Host, Level, Order, PeerEffect, PeerEvent};
 use holdfast_runtime::mailbox::Receiver;
 use holdfast_runtime::meta::MetaTicket;
@@ -250,7 +251,7 @@ impl Shell {
     /// Tells what this host does with a volume, if that has changed.
     fn tell_local(&mut self, volume: VolumeId) {
         self.own.publish(volume, &self.host);
-        let local = self.host.find_id(volume).map(assignment::local_of);
+        let local = self.host.find_id(volume).map(planned::local_of);
         let before = match local {
             Some(local) => self.locals.insert(volume, local),
             None => self.locals.remove(&volume),

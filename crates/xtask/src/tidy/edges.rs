@@ -35,7 +35,14 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-filter", ours: &["holdfast-base"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-host",
-        ours: &["holdfast-base", "holdfast-cipher", "holdfast-format", "holdfast-filter", "holdfast-volume"],
+        ours: &[
+            "holdfast-base",
+            "holdfast-cipher",
+            "holdfast-cluster",
+            "holdfast-format",
+            "holdfast-filter",
+            "holdfast-volume",
+        ],
         theirs: Some(&[]),
     },
     Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },
