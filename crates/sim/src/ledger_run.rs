@@ -273,7 +273,11 @@ impl LedgerRun {
             }
             Output::Wake(WAKE_CLIENT) => self.on_client(),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
-            Output::Wake(_) | Output::Notice { .. } | Output::NodeNote { .. } | Output::Probed { .. } => {}
+            Output::Wake(_)
+            | Output::Notice { .. }
+            | Output::NodeNote { .. }
+            | Output::Probed { .. }
+            | Output::Meta { .. } => {}
         }
     }
 

@@ -2,13 +2,15 @@
 //!
 //! Everything in a run follows from one seed. [`world::World`] holds the grid; [`swarm`] draws a configuration and faults
 //! from a seed and runs a workload on it, safety first, then liveness; [`checker`] judges every reply; [`stage`] is the
-//! hand-driven form in which scenarios are written.
+//! hand-driven form in which scenarios are written. [`cluster`] has control planes alone, [`multi_host`] hosts alone,
+//! and [`grid`] both.
 
 pub mod checker;
 pub mod cluster;
 pub mod disk;
 mod family;
 pub mod faults;
+pub mod grid;
 mod groups;
 pub mod growth;
 pub mod host;

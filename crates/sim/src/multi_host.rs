@@ -1,9 +1,10 @@
 //! Runs of several hosts that offer one volume: the real [`Host`]s with their controllers, simulated connections between
 //! them, and clients that go from path to path.
 //!
-//! Role: the shells of the hosts, and an operator that hands the volume over and has it taken over. Each client has a part of
-//! the volume for itself, and never two requests on the same sectors under way. So any write that is carried out after its
-//! answer shows as a read that goes back.
+//! Role: the shells of the hosts. Who serves is decided by an [`operator`] that hands the volume over and has it taken over, or by
+//! the hosts' control planes ([`planned`]), and then there are several volumes. Each client has a part of a volume for itself,
+//! and never two requests on the same sectors under way. So any write that is carried out after its answer shows as a read
+//! that goes back.
 //!
 //! In a third of the runs filters stand before the controllers, which delay, stall and ration requests: what a filter holds when the
 //! volume goes elsewhere, or its client does, must not come out late.
@@ -13,8 +14,12 @@
 
 mod contend;
 mod machine;
+mod operator;
+pub(crate) mod planned;
 
 use crate::checker::SECTOR_BYTES;
+use crate::cluster::name_of;
+use crate::disk::Crash;
 use crate::plan::disk_in_flight_max;
 use crate::workload::{Area, Guests, Mix, What};
 use crate::world::{MachineAt, Output, World};
@@ -28,20 +33,19 @@ use holdfast_format::root::{Root, root_key};
 use holdfast_host::forward::LAPSE;
 use holdfast_host::requests::Requester;
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, FilterChange, Host, Limits, LinkId, Lists, Offer, OpenSpec, Order,
-    Outcome, PeerEffect, PeerEvent, Place, Room, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Host, Limits, LinkId, Lists, OpenSpec, Order, Outcome, PeerEffect,
+    PeerEvent, Room, Source,
 };
 use holdfast_store as store;
-use holdfast_volume::{Effect as VolumeEffect, State, Warming};
+use holdfast_volume::{Effect as VolumeEffect, State, Target};
 use machine::HostMachine;
+use operator::{NAME, Operator, PREPARE, VOLUME, WARM, YIELD};
+use planned::Told;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-const VOLUME: VolumeId = VolumeId(0x9047a1);
-/// The name under which clients find the volume.
-const NAME: &str = "vm";
-
-const SIZE_BYTES: u64 = 512 << 10;
+/// Of every volume.
+pub(crate) const SIZE_BYTES: u64 = 512 << 10;
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
@@ -54,14 +58,8 @@ const ASSIGNMENT_PACE: Duration = Duration::from_millis(500);
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
 
-/// Pace of asking how far reading beforehand is.
-const WARM_PACE: Duration = Duration::from_millis(20);
-
-/// Tickets of orders whose outcome a run goes by.
-const PREPARE: u64 = 1;
-const WARM: u64 = 2;
-const YIELD: u64 = 3;
-const OTHER: u64 = 0;
+/// Ticket of orders whose outcome nobody goes by.
+pub(crate) const OTHER: u64 = 0;
 
 /// What a run is made of.
 #[derive(Clone, Debug)]
@@ -71,6 +69,10 @@ pub struct MultiHostPlan {
     pub clients: usize,
     /// Requests of all clients.
     pub requests: u32,
+    /// One comes no later after the one before.
+    pub ask_within_us: u64,
+    /// Pace of looking what is due.
+    pub look_every: Duration,
     /// Of a thousand looks at what may happen: how many bring something of the kind.
     pub crash: u32,
     pub hang: u32,
@@ -78,6 +80,7 @@ pub struct MultiHostPlan {
     pub reset: u32,
     pub slow: u32,
     pub node_hang: u32,
+    pub node_crash: u32,
     pub jump: u32,
     pub take_over: u32,
     pub hand_over: u32,
@@ -91,6 +94,32 @@ pub struct MultiHostPlan {
 }
 
 impl MultiHostPlan {
+    /// Of hosts whose control planes decide; nothing goes wrong by itself.
+    pub fn planned(seed: u64, hosts: usize, volumes: usize) -> MultiHostPlan {
+        MultiHostPlan {
+            seed,
+            hosts,
+            clients: 2 * volumes,
+            requests: 600,
+            ask_within_us: 120_000,
+            look_every: Duration::from_millis(5),
+            crash: 0,
+            hang: 0,
+            cut: 0,
+            reset: 0,
+            slow: 0,
+            node_hang: 0,
+            node_crash: 0,
+            jump: 0,
+            take_over: 0,
+            hand_over: 0,
+            contend: None,
+            filters: Vec::new(),
+            mutations: holdfast_host::Mutations::default(),
+            of_controllers: holdfast_volume::Mutations::default(),
+        }
+    }
+
     pub fn from_seed(seed: u64) -> MultiHostPlan {
         let mut prng = Prng::new(seed ^ 0x9047);
         let mut some = |most: u64| if prng.chance(600) { prng.below(most) as u32 } else { 0 };
@@ -102,12 +131,15 @@ impl MultiHostPlan {
             hosts: prng.between(2, 3) as usize,
             clients: prng.between(1, 5) as usize,
             requests: prng.between(60, 200) as u32,
+            ask_within_us: 20_000,
+            look_every: Duration::from_millis(1),
             crash,
             hang,
             cut,
             reset,
             slow,
             node_hang,
+            node_crash: 0,
             jump,
             take_over,
             hand_over,
@@ -208,15 +240,16 @@ struct Client {
     waits_since: Instant,
     /// What it has sent and its host has not got yet.
     to_host: VecDeque<(Instant, ToHost)>,
+    /// Which volume it has a part of, and where.
+    served: usize,
     base: u64,
 }
 
-/// An operator's hand-over that is under way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum HandOver {
-    Preparing { to: usize },
-    Warming { to: usize },
-    Yielding { to: usize },
+/// A volume, and the name under which clients find it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Served {
+    pub volume: VolumeId,
+    pub name: String,
 }
 
 pub struct MultiHost {
@@ -231,20 +264,13 @@ pub struct MultiHost {
     slow: BTreeMap<(usize, usize), Instant>,
     clients: Vec<Client>,
     sessions: Slab<usize>,
-    /// Who shall serve.
-    owner: usize,
-    /// What each host will be told of that, and when.
-    news: Vec<(Instant, usize, usize)>,
-    hand_over: Option<(HandOver, Instant)>,
-    /// When the host that has it is asked.
-    yield_at: Option<Instant>,
-    /// When the host that follows is asked how far it is with reading beforehand.
-    warm_at: Option<Instant>,
-    take_over_at: Option<Instant>,
+    volumes: Vec<Served>,
+    operator: Operator,
+    /// For control planes, which decide in the operator's place.
+    told: Option<VecDeque<Told>>,
     /// A node that hangs, and until when.
     node_back: Option<(Instant, usize)>,
     next_link: u64,
-    assigned_at: Instant,
     ask_at: Instant,
     misfortune_at: Instant,
     issued: u32,
@@ -261,6 +287,16 @@ pub struct MultiHost {
 
 impl MultiHost {
     fn new(plan: MultiHostPlan, verbose: bool) -> MultiHost {
+        let mut run = MultiHost::with_volumes(plan, vec![Served { volume: VOLUME, name: NAME.to_string() }], verbose);
+        let (key, value) = (root_key(VOLUME), Some(run.fresh_root(&run.volumes[0]).encode()));
+        run.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
+        run.start_all();
+        run.begin_operating();
+        run
+    }
+
+    /// Without roots, and no host has started.
+    fn with_volumes(plan: MultiHostPlan, volumes: Vec<Served>, verbose: bool) -> MultiHost {
         let mut world = World::new(plan.seed, verbose);
         let mut prng = world.prng.fork();
         let sizing = store::JournalSizing { journal_bytes: 4 << 20, unit_bytes: 128 << 10, shard_bytes_mean: 16 << 10 };
@@ -270,24 +306,22 @@ impl MultiHost {
             let node = world.add_node(config, sizing, &[24 << 20]);
             world.start_node(node);
         }
-        let size_bytes = SIZE_BYTES;
-        let root = Root::new(world.grid, VOLUME, NAME, size_bytes, "mirror:2".parse().expect("a layout"));
-        let (key, value) = (root_key(VOLUME), Some(root.encode()));
-        world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
-        let mut guests = Guests::new(prng.fork(), Mix::default(), size_bytes, 64 << 10, 0);
+        // In the history volumes stand one behind another.
+        let mut guests = Guests::new(prng.fork(), Mix::default(), SIZE_BYTES, 64 << 10, volumes.len() as u64 - 1);
         guests.several_write = plan.contend.is_some();
         let hosts = plan.hosts;
         for _ in 0..hosts {
             world.add_host();
         }
-        let part = size_bytes / plan.clients as u64 / SECTOR * SECTOR;
+        let part = part_bytes(plan.clients, volumes.len());
         let client = |n: usize| Client {
             path: None,
             connect_at: Instant::ZERO,
             pending: BTreeMap::new(),
             waits_since: Instant::ZERO,
             to_host: VecDeque::new(),
-            base: n as u64 * part,
+            served: n % volumes.len(),
+            base: (n / volumes.len()) as u64 * part,
         };
         let clients = (0..plan.clients).map(client).collect();
         let mut run = MultiHost {
@@ -300,15 +334,11 @@ impl MultiHost {
             cut: BTreeMap::new(),
             slow: BTreeMap::new(),
             sessions: Slab::new(1 << 20),
-            owner: 0,
-            news: Vec::new(),
-            hand_over: None,
-            yield_at: None,
-            warm_at: None,
-            take_over_at: None,
+            volumes,
+            operator: Operator::default(),
+            told: None,
             node_back: None,
             next_link: 1,
-            assigned_at: Instant::ZERO,
             ask_at: Instant::ZERO,
             misfortune_at: Instant::ZERO,
             issued: 0,
@@ -331,12 +361,19 @@ impl MultiHost {
             failure: None,
             world,
         };
-        for host in 0..run.shells.len() {
-            run.start(host);
-            run.news.push((run.world.now(), host, 0));
-        }
         run.world.wake_at(run.world.now(), WAKE);
         run
+    }
+
+    fn start_all(&mut self) {
+        for host in 0..self.shells.len() {
+            self.start(host);
+        }
+    }
+
+    fn fresh_root(&self, served: &Served) -> Root {
+        let layout = "mirror:2".parse().expect("a layout");
+        Root::new(self.world.grid, served.volume, &served.name, SIZE_BYTES, layout)
     }
 
     fn now(&self) -> Instant {
@@ -364,7 +401,7 @@ impl MultiHost {
             budget: Budget { writeback_bytes: 1 << 20, map_cache_bytes: 1 << 20, read_ahead_bytes: 0 },
             care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
             room: Room { max: 64, kept_for_local: 8 },
-            expected_volumes: 1,
+            expected_volumes: self.volumes.len(),
             mutations: self.plan.mutations,
             of_controllers: self.plan.of_controllers,
             tune,
@@ -373,7 +410,7 @@ impl MultiHost {
         self.shells[host].machine = Some(at);
         self.act(host, |host, _, _| host.observe());
         if self.plan.contend.is_none() {
-            self.order(host, OTHER, Order::Share(BTreeSet::from([VOLUME])));
+            self.order(host, OTHER, Order::Share(self.volumes.iter().map(|served| served.volume).collect()));
         }
         self.order(host, OTHER, Order::Access { lists: Lists::new(), limits: Limits::new() });
     }
@@ -395,7 +432,7 @@ impl MultiHost {
         self.see_to(host);
     }
 
-    fn order(&mut self, host: usize, ticket: u64, order: Order) {
+    pub(crate) fn order(&mut self, host: usize, ticket: u64, order: Order) {
         self.tell(host, Event::Order { ticket, order });
     }
 
@@ -419,10 +456,18 @@ impl MultiHost {
                 self.on_path_lost(to);
             }
             Effect::Peer(effect) => self.on_peer_effect(host, effect),
+            Effect::Done { ticket, outcome } if self.told.is_some() => {
+                if ticket != OTHER {
+                    self.tell_planes(Told::Done { host, ticket, outcome });
+                }
+            }
             Effect::Done { ticket: PREPARE, outcome: Outcome::Was(true) } => self.on_prepared(),
             Effect::Done { ticket: WARM, outcome } => self.on_warming(host, outcome.warming()),
             Effect::Done { ticket: YIELD, .. } => self.on_told(host),
-            Effect::Changed { .. } => self.trace(&[45, host as u64], || format!("h{host} does otherwise")),
+            Effect::Changed { volume } => {
+                self.trace(&[45, host as u64], || format!("h{host} does otherwise"));
+                self.tell_planes(Told::Changed { host, volume });
+            }
             Effect::Log { text, .. } => self.trace(&[46, host as u64], || format!("h{host}: {text}")),
             Effect::Done { .. } | Effect::News { .. } => {}
             Effect::Sibling { .. } => unreachable!("a host of one reactor"),
@@ -485,37 +530,11 @@ impl MultiHost {
         }
     }
 
-    /// The host is to serve the volume; harmless where it does.
-    fn open(&mut self, host: usize) {
-        let was = self.state(host).filter(|_| !self.is_warming(host));
-        self.order(host, OTHER, Order::Open { spec: self.spec(), exported: true });
-        if matches!(was, None | Some(State::Deposed | State::Closed)) {
-            self.outcome.openings += 1;
-            self.trace(&[43, host as u64], || format!("h{host} opens the volume"));
-        }
-        // An opening has its filters before the first request.
-        let has_any = self.host(host).and_then(|h| h.find(NAME)).is_some_and(|(v, head)| v.stack(head).is_some());
-        if !has_any && was != Some(State::Open) {
-            for spec in self.plan.filters.clone() {
-                let filter = holdfast_filter::build(&spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
-                let change = FilterChange::Add(filter);
-                self.order(host, OTHER, Order::Filters { volume: NAME.to_string(), change });
-            }
-        }
-    }
-
-    /// The host hears who is to serve.
-    fn offer(&mut self, host: usize, owner: usize) {
-        let place = if host == owner { Place::Here } else { Place::At(name_of(owner)) };
-        let exports = BTreeMap::from([(NAME.to_string(), (VOLUME, SIZE_BYTES))]);
-        let offers = vec![Offer { volume: VOLUME, exports, place }];
-        let hosts = (0..self.shells.len()).filter(|n| *n != host).map(|n| (name_of(n), n)).collect();
-        self.order(host, OTHER, Order::Offer { offers, hosts });
-    }
-
     fn on_output(&mut self, output: Output) {
-        if let Output::Wake(WAKE) = output {
-            self.on_time();
+        match output {
+            Output::Wake(WAKE) => self.on_time(),
+            Output::Meta { at, token, request } => self.tell_planes(Told::Meta { at, token, request }),
+            _ => {}
         }
     }
 
@@ -676,7 +695,8 @@ impl MultiHost {
         let association = identity(client, to);
         let (label, source) = (association.label.clone(), Source::Local);
         let connection = Connection { to, label, source, caller: Caller::Local, association };
-        let opened = self.act(host, |host, now, out| host.open_session(now, connection, NAME, out));
+        let name = self.volumes[self.clients[client].served].name.clone();
+        let opened = self.act(host, |host, now, out| host.open_session(now, connection, &name, out));
         match opened {
             Some(Ok((session, _))) => {
                 self.shells[host].opened.insert(to, session);
@@ -704,6 +724,11 @@ impl MultiHost {
 
     fn on_client_reply(&mut self, session: Token, reply: BlockReply) {
         let Some(client) = self.client_of(session) else { return };
+        if self.told.is_some() && reply.result.as_ref().is_err_and(|why| *why == BlockError::Deposed) {
+            // Of a volume that only its host offers: it connects anew, and asks again.
+            self.on_path_lost(session);
+            return self.on_to_host(session_host(session), ToHost::Close { session });
+        }
         if self.clients[client].pending.remove(&reply.token).is_none() {
             return self.fail(format!("client {client} was answered twice: {reply:?}"));
         }
@@ -771,7 +796,7 @@ impl MultiHost {
         if self.clients[n].pending.len() >= 4 {
             return;
         }
-        let part = self.guests.size_bytes() / self.clients.len() as u64;
+        let part = part_bytes(self.clients.len(), self.volumes.len());
         let bulk = self.prng.chance(150);
         let len = if bulk { 32 << 10 } else { self.prng.between(1, 8) * SECTOR };
         let len = len.min(part / SECTOR * SECTOR);
@@ -789,9 +814,14 @@ impl MultiHost {
         }
         let what =
             *self.prng.pick(&[What::Read, What::Read, What::Write(0), What::Write(0), What::Write(0), What::Discard]);
-        let at = MachineAt { host: n, machine: 0 };
-        let request = self.guests.ask(at, Area::VOLUME, what, offset, len, false);
         self.issued += 1;
+        self.client_asks(n, what, offset, len);
+    }
+
+    fn client_asks(&mut self, n: usize, what: What, offset: u64, len: u64) {
+        let at = MachineAt { host: n, machine: 0 };
+        let area = Area { target: Target::VOLUME, base: self.clients[n].served as u64 * SIZE_BYTES };
+        let request = self.guests.ask(at, area, what, offset, len, false);
         // From the newest on: it leaves all of them at once.
         self.clients[n].waits_since = self.now();
         self.clients[n].pending.insert(request.token, request.clone());
@@ -809,9 +839,13 @@ impl MultiHost {
     }
 
     fn crash(&mut self, host: usize) {
-        if !self.shells[host].up {
-            return;
+        if self.shells[host].up {
+            self.end_process(host);
+            self.on_crashed(host);
         }
+    }
+
+    fn end_process(&mut self, host: usize) {
         self.world.crash_host(host);
         // Who was followed where it served nobody knows any more.
         self.wrote.clear();
@@ -833,15 +867,16 @@ impl MultiHost {
                 self.on_path_lost(session);
             }
         }
-        let back = self.now() + Duration::from_millis(self.prng.between(50, 3_000));
-        self.news.push((back, host, usize::MAX));
-        self.world.wake_at(back, WAKE);
-        if self.owner == host {
-            self.take_over_at = Some(self.now() + Duration::from_millis(self.prng.between(100, 6_000)));
-        }
     }
 
-    fn hang(&mut self, host: usize, span: Duration) {
+    /// It is back.
+    fn begin_process(&mut self, host: usize) {
+        self.shells[host].up = true;
+        self.world.start_host(host);
+        self.start(host);
+    }
+
+    pub(crate) fn hang(&mut self, host: usize, span: Duration) {
         if self.is_running(host) {
             self.world.pause_host(host);
             self.shells[host].hangs_until = Some(self.now() + span);
@@ -859,135 +894,6 @@ impl MultiHost {
         }
         for what in std::mem::take(&mut self.shells[host].inbox) {
             self.on_to_host(host, what);
-        }
-    }
-
-    /// From here on another host shall serve; each hears of it in its own time.
-    fn decide(&mut self, owner: usize) {
-        self.owner = owner;
-        self.take_over_at = None;
-        self.trace(&[44, owner as u64], || format!("h{owner} shall serve"));
-        for host in 0..self.shells.len() {
-            let at = self.now() + Duration::from_micros(if host == owner { 10 } else { 100 + self.prng.below(20_000) });
-            self.news.push((at, host, owner));
-            self.world.wake_at(at, WAKE);
-        }
-    }
-
-    fn on_news(&mut self) {
-        let now = self.now();
-        let (due, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.news).into_iter().partition(|(at, ..)| *at <= now);
-        self.news = rest;
-        for (_, host, owner) in due {
-            if owner == usize::MAX {
-                // It is back, and reads who serves.
-                self.shells[host].up = true;
-                self.world.start_host(host);
-                self.start(host);
-                self.news.push((now + Duration::from_millis(1), host, self.owner));
-                self.world.wake_at(now + Duration::from_millis(1), WAKE);
-            } else if !self.is_running(host) {
-                if self.shells[host].up {
-                    self.news.push((now + Duration::from_millis(5), host, owner));
-                    self.world.wake_at(now + Duration::from_millis(5), WAKE);
-                }
-            } else if owner != self.owner {
-                // Overtaken by newer news.
-            } else {
-                self.offer(host, owner);
-                if owner == host {
-                    self.open(host);
-                }
-            }
-        }
-    }
-
-    /// The owner's log is short: who follows asks it to yield.
-    fn on_prepared(&mut self) {
-        let Some((HandOver::Preparing { to }, _)) = self.hand_over else { return };
-        if !self.is_running(to) {
-            self.hand_over = None;
-            return;
-        }
-        // Now and then it comes late: what was read by then is older than what it finds.
-        match self.prng.below(3) {
-            0 => self.ask_to_yield(to, Duration::ZERO),
-            1 => {
-                self.order(to, OTHER, Order::Warm { spec: self.spec() });
-                let late = self.lateness();
-                self.ask_to_yield(to, late);
-            }
-            _ => {
-                self.hand_over = Some((HandOver::Warming { to }, self.now() + Duration::from_secs(2)));
-                self.warm_at = Some(self.now());
-            }
-        }
-    }
-
-    /// How far reading beforehand is, as the host says that follows.
-    fn on_warming(&mut self, host: usize, found: Option<Option<Warming>>) {
-        if self.hand_over.is_none_or(|(step, _)| step != (HandOver::Warming { to: host })) {
-            return;
-        }
-        match found {
-            Some(Some(Warming::Reading | Warming::Filling)) => {
-                self.warm_at = Some(self.now() + WARM_PACE);
-                self.world.wake_at(self.now() + WARM_PACE, WAKE);
-            }
-            Some(Some(Warming::Unreadable)) => {
-                // The owner goes on.
-                self.hand_over = None;
-                self.order(host, OTHER, Order::LetGo { volume: VOLUME });
-            }
-            Some(None | Some(Warming::Warm)) | None => {
-                let late = if self.prng.chance(300) { self.lateness() } else { Duration::ZERO };
-                self.ask_to_yield(host, late);
-            }
-        }
-    }
-
-    /// Meanwhile the owner may have written its map anew.
-    fn lateness(&mut self) -> Duration {
-        let most = *self.prng.pick(&[200, 400, 400, 4_000]);
-        Duration::from_millis(self.prng.below(most))
-    }
-
-    fn ask_to_yield(&mut self, to: usize, late: Duration) {
-        let now = self.now();
-        self.hand_over = Some((HandOver::Yielding { to }, now + late + Duration::from_secs(1)));
-        self.yield_at = Some(now + late);
-        self.world.wake_at(now + late, WAKE);
-    }
-
-    fn drive_hand_over(&mut self) {
-        let now = self.now();
-        if self.warm_at.take_if(|at| *at <= now).is_some()
-            && let Some((HandOver::Warming { to }, _)) = self.hand_over
-            && self.is_running(to)
-        {
-            self.order(to, WARM, Order::Warm { spec: self.spec() });
-        }
-        if self.yield_at.take_if(|at| *at <= now).is_some()
-            && let Some((HandOver::Yielding { to }, _)) = self.hand_over
-            && self.is_running(to)
-        {
-            let host = name_of(self.owner);
-            self.order(to, YIELD, Order::AskToYield { host, volume: VOLUME });
-        }
-        let Some((step, _)) = self.hand_over.take_if(|(_, until)| *until <= now) else { return };
-        let (HandOver::Preparing { to } | HandOver::Warming { to } | HandOver::Yielding { to }) = step;
-        // It finds that it is not to have the volume, now and then late.
-        if self.is_running(to) && self.is_warming(to) && self.owner != to && self.prng.chance(700) {
-            self.order(to, OTHER, Order::LetGo { volume: VOLUME });
-        }
-    }
-
-    /// Whatever the old owner says: who follows takes over.
-    fn on_told(&mut self, host: usize) {
-        if self.hand_over.is_some_and(|(step, _)| step == HandOver::Yielding { to: host }) {
-            self.hand_over = None;
-            self.outcome.handovers += 1;
-            self.decide(host);
         }
     }
 
@@ -1017,6 +923,14 @@ impl MultiHost {
                 self.world.wake_at(until, WAKE);
             }
         }
+        if self.plan.node_crash > 0 && self.node_back.is_none() && self.prng.chance(self.plan.node_crash) {
+            let node = self.prng.below(3) as usize;
+            let until = now + Duration::from_millis(self.prng.between(5, 1_500));
+            let kind = if self.prng.chance(500) { Crash::Power } else { Crash::Process };
+            self.world.crash_node(node, kind);
+            self.node_back = Some((until, node));
+            self.world.wake_at(until, WAKE);
+        }
         if self.prng.chance(self.plan.cut) {
             self.cut.insert((host, other), now + span);
             if self.prng.chance(500) {
@@ -1043,16 +957,7 @@ impl MultiHost {
         if self.prng.chance(self.plan.take_over) && self.is_running(host) {
             self.decide(host);
         }
-        if self.prng.chance(self.plan.hand_over)
-            && self.hand_over.is_none()
-            && self.is_running(host)
-            && host != self.owner
-            && self.is_running(self.owner)
-            && self.state(self.owner).is_some()
-        {
-            self.hand_over = Some((HandOver::Preparing { to: host }, now + Duration::from_secs(16)));
-            self.order(self.owner, PREPARE, Order::Prepare { name: NAME.to_string() });
-        }
+        self.hand_over_now_and_then(host);
     }
 
     /// A client leaves its path of its own accord, once that has what it sent.
@@ -1077,27 +982,10 @@ impl MultiHost {
             }
         }
         if let Some((_, node)) = self.node_back.take_if(|(until, _)| *until <= now) {
-            self.world.resume_node(node);
+            self.node_returns(node);
         }
-        if self.assigned_at <= now {
-            // Hosts compare what they do with what the records say.
-            self.assigned_at = now + ASSIGNMENT_PACE;
-            self.world.wake_at(self.assigned_at, WAKE);
-            self.news.extend((0..self.shells.len()).map(|host| (now, host, self.owner)));
-        }
-        self.on_news();
-        self.drive_hand_over();
-        let is_gone = self.state(self.owner).is_none() && self.take_over_at.is_none();
-        if is_gone && self.hand_over.is_none() && self.news.is_empty() {
-            self.take_over_at = Some(now + Duration::from_millis(20));
-            self.world.wake_at(now + Duration::from_millis(20), WAKE);
-        }
-        if self.take_over_at.is_some_and(|at| at <= now) {
-            let up: Vec<usize> = (0..self.shells.len()).filter(|h| self.is_running(*h)).collect();
-            if !up.is_empty() {
-                let owner = up[self.prng.below(up.len() as u64) as usize];
-                self.decide(owner);
-            }
+        if self.told.is_none() {
+            self.operate();
         }
         self.connect();
         self.connect_clients();
@@ -1107,18 +995,14 @@ impl MultiHost {
 
     fn step(&mut self) -> Result<(), String> {
         if self.ask_at <= self.now() {
-            self.ask_at = self.now() + Duration::from_micros(self.prng.between(100, 20_000));
+            self.ask_at = self.now() + Duration::from_micros(self.prng.between(100, self.plan.ask_within_us));
             self.ask();
         }
         if self.misfortune_at <= self.now() {
             self.misfortune_at = self.now() + Duration::from_millis(self.prng.between(1, 20));
             self.misfortune();
         }
-        // What has a deadline, and what clients do, is looked at often enough.
-        let next = self.now() + Duration::from_millis(1);
-        if self.world.next_at().is_none_or(|at| at > next) {
-            self.world.wake_at(next, WAKE);
-        }
+        self.look_soon();
         self.world.step();
         for host in 0..self.shells.len() {
             self.see_to(host);
@@ -1129,6 +1013,22 @@ impl MultiHost {
         self.failure.take().map_or(Ok(()), Err)
     }
 
+    fn node_returns(&mut self, node: usize) {
+        if self.world.nodes[node].is_up() {
+            self.world.resume_node(node);
+        } else {
+            self.world.start_node(node);
+        }
+    }
+
+    /// What has a deadline, and what clients do, is looked at often enough.
+    fn look_soon(&mut self) {
+        let next = self.now() + self.plan.look_every;
+        if self.world.next_at().is_none_or(|at| at > next) {
+            self.world.wake_at(next, WAKE);
+        }
+    }
+
     fn run(mut self) -> Result<MultiHostOutcome, String> {
         let end = self.now() + Duration::from_secs(120);
         while self.issued < self.plan.requests && self.now() < end {
@@ -1136,31 +1036,27 @@ impl MultiHost {
         }
         self.heal();
         self.settle("requests are answered")?;
-        // The whole volume is read back through one client more.
-        for client in 0..self.clients.len() {
-            let (base, part) = (self.clients[client].base, self.guests.size_bytes() / self.clients.len() as u64);
-            let at = MachineAt { host: client, machine: 0 };
-            let len = part / SECTOR * SECTOR;
-            let request = self.guests.ask(at, Area::VOLUME, What::Read, base, len, false);
-            self.clients[client].pending.insert(request.token, request.clone());
-            if let Some((host, session)) = self.clients[client].path
-                && self.shells[host].opened.contains_key(&session)
-            {
-                self.client_sends(client, ToHost::Request { session, request });
-            }
-        }
+        self.read_back();
         self.settle("everything is read back")?;
         self.guests.history.check().map_err(|violation| format!("{violation:?}"))?;
         self.outcome.trace_hash = self.world.trace.hash();
         Ok(self.outcome)
     }
 
-    fn heal(&mut self) {
+    /// Everything is read, each part by its client.
+    pub(crate) fn read_back(&mut self) {
+        let part = part_bytes(self.clients.len(), self.volumes.len());
+        for client in 0..self.clients.len() {
+            self.client_asks(client, What::Read, self.clients[client].base, part);
+        }
+    }
+
+    pub(crate) fn heal(&mut self) {
         self.healing = true;
         self.cut.clear();
         self.slow.clear();
         if let Some((_, node)) = self.node_back.take() {
-            self.world.resume_node(node);
+            self.node_returns(node);
         }
         for host in 0..self.shells.len() {
             if self.shells[host].hangs_until.is_some() {
@@ -1178,7 +1074,10 @@ impl MultiHost {
                 let views: Vec<_> =
                     self.clients.iter().filter_map(|c| c.path.map(|(h, s)| (h, self.view(h, s)))).collect();
                 let states: Vec<_> = (0..self.shells.len()).map(|h| self.state(h)).collect();
-                return Err(format!("{what}: not within 90 s: {pending:?} {views:?} owner {} {states:?}", self.owner));
+                return Err(format!(
+                    "{what}: not within 90 s: {pending:?} {views:?} owner {} {states:?}",
+                    self.operator.owner
+                ));
             }
             self.step()?;
         }
@@ -1186,8 +1085,9 @@ impl MultiHost {
     }
 }
 
-fn name_of(host: usize) -> String {
-    format!("host{host}")
+/// Of a volume, that each of its clients has.
+fn part_bytes(clients: usize, volumes: usize) -> u64 {
+    SIZE_BYTES / clients.div_ceil(volumes) as u64 / SECTOR * SECTOR
 }
 
 /// Small volumes with little memory: everything that takes long elsewhere happens soon.

@@ -310,7 +310,7 @@ impl Run {
             Output::Wake(WAKE_GROUP) => self.on_group_time(),
             Output::Wake(WAKE_FAMILY) => self.on_family_time(self.healing),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
-            Output::Wake(_) => {}
+            Output::Wake(_) | Output::Meta { .. } => {}
         }
     }
 

@@ -87,6 +87,12 @@ pub enum Output {
         reply: Reply,
         payload: Buf,
     },
+    /// What a machine asks the metadata store, where that is not this world's ([`World::meta_is_elsewhere`]).
+    Meta {
+        at: MachineAt,
+        token: u64,
+        request: MetaRequest,
+    },
     /// A time that the driver asked to be woken at, with its key.
     Wake(u64),
 }
@@ -184,6 +190,7 @@ pub struct World<M> {
     pub prng: Prng,
     pub net: Net,
     pub meta: MetaStore,
+    pub meta_is_elsewhere: bool,
     meta_calls: BTreeMap<u64, MetaCall>,
     next_meta_call: u64,
     pub nodes: Vec<NodeProc>,
@@ -219,6 +226,7 @@ impl<M: Machine> World<M> {
             trace: Trace::new(verbose),
             net,
             meta,
+            meta_is_elsewhere: false,
             meta_calls: BTreeMap::new(),
             next_meta_call: 0,
             nodes: Vec::new(),
@@ -345,6 +353,9 @@ impl<M: Machine> World<M> {
     }
 
     pub(crate) fn call_meta(&mut self, at: MachineAt, token: u64, request: MetaRequest) {
+        if self.meta_is_elsewhere {
+            return self.outputs.push_back(Output::Meta { at, token, request });
+        }
         let call = self.next_meta_call;
         self.next_meta_call += 1;
         let reply = MetaReply::Unknown;

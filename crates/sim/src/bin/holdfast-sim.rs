@@ -2,6 +2,7 @@
 
 use holdfast_base::BLOCK_BYTES;
 use holdfast_sim::cluster::{ClusterOutcome, ClusterPlan, run_cluster};
+use holdfast_sim::grid::{GridPlan, run_grid};
 use holdfast_sim::ledger_run::{LedgerPlan, run_ledgers};
 use holdfast_sim::multi_host::{MultiHostOutcome, MultiHostPlan, run_multi_host};
 use holdfast_sim::mutations::{self, MUTATIONS};
@@ -12,10 +13,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "\
-Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--ledgers | --multi-host | --cluster]   run seeds, each twice
-       holdfast-sim --seed S [--verbose] [--ledgers | --multi-host | --cluster]  run one seed, with --verbose as a printed trace
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [KIND]   run seeds, each twice
+       holdfast-sim --seed S [--verbose] [KIND]  run one seed, with --verbose as a printed trace
        holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
-       holdfast-sim --list-mutations";
+       holdfast-sim --list-mutations
+KIND: --ledgers, --multi-host, --cluster, or --grid; one volume's controllers and nodes without";
 
 /// The spelling of earlier releases, accepted for one more.
 const OLDER_MULTI_HOST: &str = "--portals";
@@ -30,6 +32,7 @@ struct Arguments {
     ledgers: bool,
     multi_host: bool,
     cluster: bool,
+    grid: bool,
     mutation: Option<String>,
     list: bool,
 }
@@ -51,6 +54,7 @@ fn parse() -> Result<Arguments, String> {
             "--ledgers" => arguments.ledgers = true,
             "--multi-host" | OLDER_MULTI_HOST => arguments.multi_host = true,
             "--cluster" => arguments.cluster = true,
+            "--grid" => arguments.grid = true,
             "--mutation" => arguments.mutation = Some(words.next().ok_or("--mutation needs a name")?),
             "--list-mutations" => arguments.list = true,
             other => return Err(format!("`{other}` is not known")),
@@ -76,6 +80,10 @@ fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutati
         let plan = ClusterPlan::from_seed(seed);
         println!("{plan:#?}");
         guarded(seed, || run_cluster(plan.clone(), arguments.verbose)).map(|o| format!("{o:#?}"))
+    } else if arguments.grid {
+        let plan = GridPlan::from_seed(seed);
+        println!("{plan:#?}");
+        guarded(seed, || run_grid(&plan, arguments.verbose)).map(|o| format!("{o:#?}"))
     } else if arguments.ledgers {
         let plan = LedgerPlan::from_seed(seed);
         println!("{plan:#?}");
@@ -161,6 +169,12 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_cluster_sums(&outcomes);
         findings
+    } else if arguments.grid {
+        let run = |seed| twice(seed, || run_grid(&GridPlan::from_seed(seed), false));
+        let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
+        print_portal_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.hosts)).collect::<Vec<_>>());
+        print_cluster_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.control)).collect::<Vec<_>>());
+        findings
     } else if arguments.ledgers {
         let run = |seed| twice(seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
         run_seeds(from, count, jobs, false, run).1
@@ -175,6 +189,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
             Arguments { ledgers: true, .. } => " --ledgers",
             Arguments { multi_host: true, .. } => " --multi-host",
             Arguments { cluster: true, .. } => " --cluster",
+            Arguments { grid: true, .. } => " --grid",
             _ => "",
         };
         println!("seed {}: {}\n  replay: {}{kind}", finding.seed, finding.why, replay_command(finding.seed));

@@ -2,10 +2,9 @@
 
 use super::host::{name_of, number_of_name};
 use super::store::{Op, Which, Writes};
-use super::volume::Stage;
 use super::{About, ClusterOutcome, Grid, LEASE, ms, volume_id};
 use holdfast_base::{Instant, MetaVersion, VolumeId};
-use holdfast_cluster::Action;
+use holdfast_cluster::{Action, Local};
 use holdfast_format::meta::{ExportRecord, decode, export_key, host_key};
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
@@ -141,17 +140,14 @@ impl Grid {
     /// An owner drops what it serves, since another host is to serve it.
     pub(super) fn check_letting_go(&mut self, host: usize, volume: VolumeId) {
         let own = &self.hosts[host];
-        let is_open = own.volumes.get(&volume).is_some_and(|vol| matches!(vol.stage, Stage::Open { .. }));
+        let is_open = own.locals.get(&volume) == Some(&Local::Open);
         if is_open && own.view.export(volume).is_some_and(|(_, export)| export.host == own.name) {
             self.fail(format!("h{host} lets go of {volume}, which it is to serve as far as it knows"));
         }
     }
 
     pub(super) fn serving(&self, volume: VolumeId) -> Vec<usize> {
-        let is_open = |host: &usize| {
-            let vol = self.hosts[*host].volumes.get(&volume);
-            vol.is_some_and(|vol| matches!(vol.stage, Stage::Open { .. }))
-        };
+        let is_open = |host: &usize| self.hosts[*host].locals.get(&volume) == Some(&Local::Open);
         (0..self.hosts.len()).filter(is_open).collect()
     }
 
@@ -195,9 +191,10 @@ impl Grid {
     }
 
     /// Faults for a while; then everything comes to rest as the records say.
-    pub(super) fn run(mut self) -> Result<ClusterOutcome, String> {
+    pub(crate) fn run(&mut self) -> Result<ClusterOutcome, String> {
         self.run_until(Instant::ZERO + self.plan.duration)?;
         self.settle()?;
+        self.settle_clients()?;
         self.outcome.trace_hash = self.trace.hash();
         Ok(self.outcome)
     }
@@ -205,6 +202,7 @@ impl Grid {
     /// Ends the faults, and waits until everything has come to rest.
     pub fn settle(&mut self) -> Result<(), String> {
         self.is_healing = true;
+        self.with_real(|real| real.heal());
         self.disturb(self.now);
         // What was asked before may have consequences still.
         while self.now < self.faults_end {
@@ -214,6 +212,21 @@ impl Grid {
         let bound = if was_store_lost { SETTLED_AFTER_STORE } else { SETTLED_AFTER };
         self.run_until(self.now + bound)?;
         self.check_volumes("after the bound")?;
+        self.await_commands()?;
+        self.serve_all()?;
+        self.await_commands()?;
+        self.run_until(self.now + TAKEN_UP_WITHIN)?;
+        self.check_volumes("at rest")?;
+        if self.is_real() {
+            return self.check_idle();
+        }
+        self.run_until(self.now + DUTIES_DONE_WITHIN)?;
+        self.check_duties()?;
+        self.check_schedules()?;
+        self.check_idle()
+    }
+
+    fn await_commands(&mut self) -> Result<(), String> {
         let end = self.now + COMMANDS_MAX;
         while self.hosts.iter().any(|host| !host.tasks.is_empty()) {
             if self.now > end {
@@ -223,12 +236,7 @@ impl Grid {
             }
             self.run_until(self.now + ms(200))?;
         }
-        self.run_until(self.now + TAKEN_UP_WITHIN)?;
-        self.check_volumes("at rest")?;
-        self.run_until(self.now + DUTIES_DONE_WITHIN)?;
-        self.check_duties()?;
-        self.check_schedules()?;
-        self.check_idle()
+        Ok(())
     }
 
     fn check_idle(&mut self) -> Result<(), String> {

@@ -130,6 +130,7 @@ impl Grid {
         self.outcome.faults += 1;
         self.trace(&[20, host as u64], || format!("h{host} crashes"));
         self.drop_process(host);
+        self.with_real(|real| real.end(host));
         self.disturb(self.now + LEASE);
         if let Some(after) = starts_after {
             let at = self.now + after;
@@ -149,6 +150,7 @@ impl Grid {
         self.hosts[host].hangs_until = Some(until);
         self.hosts[host].hangs_for = span;
         self.hosts[host].unwell(until);
+        self.with_real(|real| real.hang(host, span));
         self.disturb(until);
         self.push(until, Event::Resume { host });
     }
@@ -168,6 +170,7 @@ impl Grid {
         self.outcome.faults += 1;
         self.trace(&[23, host as u64, other as u64], || format!("h{host} and h{other} are cut for {span:?}"));
         self.cut_peers_until.insert((host.min(other), host.max(other)), until);
+        self.with_real(|real| real.cut_peers(host, other, until));
         self.disturb(until);
     }
 
@@ -177,6 +180,8 @@ impl Grid {
         self.trace(&[24, host as u64, count as u64], || format!("h{host} lacks {count} nodes for {span:?}"));
         self.hosts[host].nodes_away = (count, until);
         self.disturb(until + LEASE);
+        self.cut_real_nodes(host);
+        self.push(until, Event::ReachNodes { host });
         let boot = self.hosts[host].boot;
         let late = ms(self.prng.between(10, 400));
         self.push(self.now + late, Event::At { host, boot, event: HostEvent::Nodes });

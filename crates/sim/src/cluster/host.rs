@@ -2,19 +2,23 @@
 //! what it hears and does, and carries actions out.
 
 use super::operator::Task;
+use super::real::Ordered;
 use super::steward::duties_of;
 use super::store::{Answer, Compares, Op, Store, Which, Writes};
 use super::upkeep::Keeper;
-use super::volume::{Ask, Step, Vol};
+use super::volume::{Ask, Step, Vol, node_id};
 use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
 use crate::cluster::store::MARK;
+use crate::world::MachineAt;
 use holdfast_base::{Effects, Instant, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::machine::{ActionId, Config};
 use holdfast_cluster::steward::{self as duties, Steward};
 use holdfast_cluster::upkeep as chores;
 use holdfast_cluster::view::{Asked, Record};
-use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Outcome, View};
+use holdfast_cluster::{Action, Cluster, Effect, Event as ClusterEvent, Local, Outcome, View};
 use holdfast_format::meta::{BEAT_KEY, BeatRecord, HostRecord, Other, decode, encode, host_key};
+use holdfast_host::Offer;
+use holdfast_host::planned::Offering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -27,7 +31,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(1);
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
 
 /// How long another host may take to answer.
-const PEER_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PEER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Who was in trouble is back in everything after that: what was asked is given up, the lease taken anew.
 const RECOVERS_IN: Duration = Duration::from_secs(6);
@@ -54,6 +58,8 @@ pub(super) enum HostEvent {
     Volume { volume: VolumeId, run: u64, step: Step },
     AskedToYield { by: (usize, u64), id: ActionId, volume: VolumeId },
     HasYielded { id: ActionId, has_answered: bool },
+    LookAtVolume { volume: VolumeId },
+    PublishOffers,
     Task { task: u64 },
     Nodes,
     Silent { host: String, nodes: BTreeSet<NodeId> },
@@ -71,10 +77,31 @@ pub(super) enum HostEvent {
 pub(super) enum Purpose {
     List(Asked),
     Lease,
-    Action { id: ActionId, compares: Compares, writes: Writes },
-    Volume { volume: VolumeId, run: u64, ask: Ask },
-    Task { task: u64, compares: Compares, writes: Writes },
-    Duty { id: duties::ActionId, compares: Compares, writes: Writes },
+    Action {
+        id: ActionId,
+        compares: Compares,
+        writes: Writes,
+    },
+    Volume {
+        volume: VolumeId,
+        run: u64,
+        ask: Ask,
+    },
+    Task {
+        task: u64,
+        compares: Compares,
+        writes: Writes,
+    },
+    /// Of a real host's controller.
+    Root {
+        at: MachineAt,
+        token: u64,
+    },
+    Duty {
+        id: duties::ActionId,
+        compares: Compares,
+        writes: Writes,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,10 +143,16 @@ pub(super) struct Host {
     name_version: MetaVersion,
     requests: BTreeMap<u64, Purpose>,
     pub volumes: BTreeMap<VolumeId, Vol>,
+    /// What its machine was told that it does with volumes.
+    pub locals: BTreeMap<VolumeId, Local>,
+    /// Orders of its real host whose outcome is waited for.
+    pub(super) orders: BTreeMap<u64, Ordered>,
+    pub(super) offering: Offering,
+    pub(super) offers: (Vec<Offer>, BTreeSet<String>),
     pub tasks: BTreeMap<u64, Task>,
     /// By how many commands a volume is held.
     pub held: BTreeMap<VolumeId, usize>,
-    asking: BTreeSet<ActionId>,
+    pub(super) asking: BTreeSet<ActionId>,
     tick_at: Option<Instant>,
     pub nodes_away: (usize, Instant),
     pub cut_store_until: Instant,
@@ -165,6 +198,10 @@ impl Host {
             name_version: MetaVersion::ABSENT,
             requests: BTreeMap::new(),
             volumes: BTreeMap::new(),
+            locals: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            offering: Offering::new(&name_of(number)),
+            offers: Default::default(),
             tasks: BTreeMap::new(),
             held: BTreeMap::new(),
             asking: BTreeSet::new(),
@@ -217,6 +254,7 @@ impl Grid {
         let own = &mut self.hosts[host];
         own.is_up = true;
         own.unwell(self.now);
+        self.with_real(|real| real.begin(host));
         self.post(host, Duration::ZERO, HostEvent::Renew);
         self.list_after(host, ms(5));
         self.begin_duties(host);
@@ -247,6 +285,7 @@ impl Grid {
         }
         self.trace(&[31, host as u64], || format!("h{host} goes on"));
         self.hosts[host].hangs_until = None;
+        self.with_real(|real| real.go_on(host));
         // It has not heard whether the store was silent meanwhile.
         if self.hosts[host].was_right && self.hosts[host].hangs_for >= SILENT_AFTER {
             self.on_silence(host);
@@ -295,10 +334,13 @@ impl Grid {
                     self.finish(host, id, Outcome::Asked(has_answered));
                 }
             }
+            HostEvent::LookAtVolume { volume } => self.look(host, volume),
+            HostEvent::PublishOffers => self.publish(host),
             HostEvent::Task { task } => self.on_task(host, task),
             HostEvent::Nodes => {
-                let away = (0..self.hosts[host].nodes_away(self.now)).map(|node| NodeId(node as u32)).collect();
-                self.tell(host, ClusterEvent::NodesAway(away));
+                let away: BTreeSet<NodeId> = (0..self.hosts[host].nodes_away(self.now)).map(node_id).collect();
+                self.tell(host, ClusterEvent::NodesAway(away.clone()));
+                self.with_real(|real| real.tell_nodes_away(host, away));
             }
             HostEvent::Silent { host: other, nodes } => self.tell(host, ClusterEvent::Silent { host: other, nodes }),
             HostEvent::Duty { id, action } => self.do_duty(host, id, action),
@@ -413,6 +455,9 @@ impl Grid {
         if !changes.is_empty() {
             let (upto, count) = (self.hosts[host].view.upto(), changes.volumes.len());
             self.trace(&[34, host as u64, upto, count as u64], || format!("h{host}: sees {changes:?} at {upto}"));
+            if self.is_real() {
+                self.note_offers(host, &changes);
+            }
             self.tell(host, ClusterEvent::Changed(changes.clone()));
             self.tell_steward(host, duties::Event::Changed(changes));
         }
@@ -432,6 +477,7 @@ impl Grid {
                 self.finish(host, id, outcome);
             }
             Purpose::Volume { volume, run, ask } => self.on_root(host, volume, run, ask, answer),
+            Purpose::Root { at, token } => self.answer_root(at, token, answer),
             Purpose::Task { task, compares, writes } => {
                 self.note(host, &compares, &writes, &answer);
                 self.on_task_answer(host, task, answer);
@@ -592,6 +638,7 @@ impl Grid {
             return self.finish(host, id, Outcome::Done);
         }
         match action {
+            action if self.is_real() && !matches!(action, Action::Commit { .. }) => self.order_action(host, id, action),
             Action::Open { .. } => {
                 self.check_opening(host, volume);
                 let outcome = self.open(host, volume);

@@ -3,6 +3,7 @@
 //!
 //! Role: the shell of each host ([`host`]), the store and what becomes of requests to it ([`store`]), volumes ([`volume`]), an
 //! operator ([`operator`]), misfortunes ([`faults`]), and what must hold at every moment and in the end ([`check`]).
+//! In the place of modelled volumes there may be real hosts that have them open ([`real`], [`crate::grid`]).
 //!
 //! ```text
 //! operator ──commands, holds──> host: shell ──events──> Cluster ──actions──> shell ──> volumes, nodes' promises
@@ -17,25 +18,27 @@ mod check;
 mod faults;
 mod host;
 mod operator;
+mod real;
 mod steward;
 pub mod store;
 mod upkeep;
 mod volume;
 
+use crate::multi_host::MultiHost;
 use crate::trace::Trace;
-use holdfast_base::{Epoch, GridId, Instant, MetaVersion, Prng, VolumeId};
+use holdfast_base::{Epoch, Instant, MetaVersion, Prng, VolumeId};
 use holdfast_cluster::Action;
 use holdfast_cluster::machine::{ActionId, Mutations};
 use holdfast_cluster::{steward as duties, upkeep as chores};
-use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{DRAINING_PREFIX, ExportRecord, encode, export_key};
-use holdfast_format::root::{Root, root_key};
+use holdfast_format::root::root_key;
 use host::{Host, HostEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use store::{Answer, MARK, Op, Store, Which};
 
 pub use check::{SETTLED_AFTER, SETTLED_AFTER_STORE};
+pub use host::name_of;
 pub use operator::What;
 
 /// How long a host that says nothing counts as there.
@@ -217,6 +220,7 @@ enum Event {
     StoreIs { which: Which, keeps_leases: bool, is_return: bool },
     Drop { host: usize, boot: u64, id: duties::ActionId, volume: VolumeId, epoch: Epoch, device: usize },
     Start { host: usize },
+    ReachNodes { host: usize },
     Resume { host: usize },
     Look,
 }
@@ -267,6 +271,8 @@ pub struct Grid {
     faults_end: Instant,
     is_healing: bool,
     failure: Option<String>,
+    /// Hosts that have volumes open, where these are not modelled.
+    real: Option<Box<MultiHost>>,
     pub outcome: ClusterOutcome,
 }
 
@@ -276,6 +282,11 @@ pub fn volume_id(number: usize) -> VolumeId {
 
 impl Grid {
     pub fn new(plan: ClusterPlan, verbose: bool) -> Grid {
+        Grid::over(plan, None, verbose)
+    }
+
+    /// Over real hosts, or over none: then volumes are modelled.
+    pub(crate) fn over(plan: ClusterPlan, real: Option<Box<MultiHost>>, verbose: bool) -> Grid {
         let mut prng = Prng::new(plan.seed);
         let names: Vec<String> = (0..plan.hosts).map(host::name_of).collect();
         let hosts = (0..plan.hosts).map(|n| Host::new(n, &plan, ms(prng.between(1, 60)), None)).collect();
@@ -305,6 +316,7 @@ impl Grid {
             faults_end: Instant::ZERO,
             is_healing: false,
             failure: None,
+            real,
             outcome: ClusterOutcome::default(),
             plan,
         };
@@ -326,22 +338,22 @@ impl Grid {
             let draining = vec![(format!("{DRAINING_PREFIX}1"), Some(b"{}".to_vec()))];
             self.store.commit(&Vec::new(), &draining, None);
         }
-        for number in 0..self.plan.volumes {
+        let roots = match &self.real {
+            Some(real) => real.roots(),
+            None => (0..self.plan.volumes).map(|number| volume::fresh_root(volume_id(number))).collect(),
+        };
+        for (number, root) in roots.into_iter().enumerate() {
             let volume = volume_id(number);
-            let root = Root {
-                ledgers: vec![volume::ledger()],
-                ..Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT)
-            };
             let host = self.prng.pick(names).clone();
             let others: BTreeSet<String> = names.iter().filter(|_| self.prng.chance(600)).cloned().collect();
             let portals = if others.is_empty() { others } else { &others | &BTreeSet::from([host.clone()]) };
             let failover = self.prng.chance(300);
             let export = ExportRecord { host, portals, failover, ..ExportRecord::default() };
             let mut writes = vec![(root_key(volume), Some(root.encode()))];
-            if self.plan.volumes > 6 || self.prng.chance(900) {
+            if self.real.is_some() || self.plan.volumes > 6 || self.prng.chance(900) {
                 writes.push((export_key(volume), Some(encode(&export))));
             }
-            if self.prng.chance(400) {
+            if self.real.is_none() && self.prng.chance(400) {
                 writes.push(upkeep::schedule_record(volume));
             }
             self.store.commit(&Vec::new(), &writes, None);
@@ -429,19 +441,34 @@ impl Grid {
     }
 
     fn run_until(&mut self, end: Instant) -> Result<(), String> {
-        while let Some(entry) = self.queue.first_entry()
-            && entry.key().0 <= end
-        {
-            let ((at, _), event) = entry.remove_entry();
-            self.now = at;
+        while let Some(at) = self.next_at().filter(|at| *at <= end) {
             self.outcome.events += 1;
-            self.on_event(event);
+            self.step(at);
             if let Some(why) = self.failure.take() {
                 return Err(why);
             }
         }
         self.now = end;
         Ok(())
+    }
+
+    fn next_at(&mut self) -> Option<Instant> {
+        let own = self.queue.first_key_value().map(|((at, _), _)| *at);
+        own.into_iter().chain(self.real.as_mut().and_then(|real| real.next_at())).min()
+    }
+
+    /// What happens then, first here.
+    fn step(&mut self, at: Instant) {
+        self.now = self.now.max(at);
+        match self.queue.first_entry().filter(|entry| entry.key().0 <= at) {
+            Some(entry) => {
+                let event = entry.remove();
+                self.on_event(event);
+            }
+            None => {
+                self.with_real(|real| real.step_planned());
+            }
+        }
     }
 
     fn on_event(&mut self, event: Event) {
@@ -461,6 +488,7 @@ impl Grid {
                 self.on_drop((host, boot), id, (volume, epoch), device);
             }
             Event::Start { host } => self.start(host),
+            Event::ReachNodes { host } => self.cut_real_nodes(host),
             Event::Resume { host } => self.resume(host),
             Event::Look => {
                 self.hear();

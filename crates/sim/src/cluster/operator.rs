@@ -3,11 +3,11 @@
 
 use super::host::{HostEvent, Purpose, name_of, number_of_name};
 use super::store::{Answer, Op};
-use super::volume::Stage;
 use super::{Grid, ms, volume_id};
 use holdfast_base::{Epoch, GridId, Instant, MetaVersion, VolumeId};
-use holdfast_cluster::Event as ClusterEvent;
+use holdfast_cluster::exports::{self, HandOver};
 use holdfast_cluster::view::Record;
+use holdfast_cluster::{Event as ClusterEvent, Local};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{ExportRecord, decode, deleting_key, encode, export_key, trash_key};
 use holdfast_format::root::{Root, root_key};
@@ -15,10 +15,6 @@ use std::time::Duration;
 
 /// How long an export waits until the volume serves.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-
-/// How long the other host of a hand-over may take, and how long of that nobody may serve the volume.
-const SERVED_MAX: Duration = Duration::from_secs(30);
-const UNSERVED_MAX: Duration = Duration::from_secs(7);
 
 /// Pace of a command that waits.
 const LOOK: Duration = Duration::from_millis(50);
@@ -83,7 +79,7 @@ pub(super) struct Task {
     holds: bool,
     tries: u32,
     began: Instant,
-    unserved_since: Option<Instant>,
+    hand_over: HandOver,
 }
 
 impl Grid {
@@ -96,7 +92,12 @@ impl Grid {
         let other = self.prng.below(self.hosts.len() as u64) as usize;
         let owner = self.export_of(volume_id(volume)).and_then(|export| number_of_name(&export.host));
         let owner = owner.filter(|owner| *owner < self.hosts.len()).unwrap_or(host);
-        let first = if self.plan.is_calm() { 8 } else { 0 };
+        let first = match self.is_real() {
+            // Clients wait for what is out of service.
+            true => 2,
+            false if self.plan.is_calm() => 8,
+            false => 0,
+        };
         let (what, host) = match self.prng.between(first, 19) {
             0 => (What::Create, host),
             1 => (What::Delete, owner),
@@ -134,8 +135,8 @@ impl Grid {
             What::Delete | What::Export { .. } | What::Unexport | What::Hold(_) => Phase::Hold,
         };
         let began = self.now;
-        let (is_begun, wants, holds, tries, unserved_since) = (false, false, false, 0, None);
-        let fresh = Task { what, volume, phase, is_begun, wants, holds, tries, began, unserved_since };
+        let (is_begun, wants, holds, tries, hand_over) = (false, false, false, 0, HandOver::begun(began));
+        let fresh = Task { what, volume, phase, is_begun, wants, holds, tries, began, hand_over };
         self.hosts[host].tasks.insert(task, fresh);
         self.post(host, Duration::ZERO, HostEvent::Task { task });
     }
@@ -173,13 +174,14 @@ impl Grid {
             }
             Phase::Hold => {}
             Phase::Close if is_first => self.close(host, volume, id),
-            Phase::Close if !self.hosts[host].volumes.contains_key(&volume) => {
+            Phase::Close if !self.hosts[host].locals.contains_key(&volume) => {
                 self.next_phase(host, id, Phase::Change(Change::End));
             }
             Phase::Close => {}
             Phase::Change(change) if is_first => self.begin_change(host, id, change),
             Phase::Change(_) => {}
             Phase::AwaitOpen => self.await_open(host, id, is_first),
+            Phase::Prepare if is_first && self.is_real() => self.order_preparing(host, volume, id),
             Phase::Prepare if is_first => {
                 let after = ms(self.prng.between(10, 200));
                 self.post(host, after, HostEvent::Task { task: id });
@@ -232,15 +234,14 @@ impl Grid {
             task.began = self.now;
         }
         let (volume, is_late) = (task.volume, self.now.since(task.began) >= OPEN_MAX);
-        let stage = self.hosts[host].volumes.get(&volume).map(|vol| &vol.stage);
-        if is_late || matches!(stage, Some(Stage::Open { .. })) {
+        let local = self.hosts[host].locals.get(&volume).copied();
+        if is_late || local == Some(Local::Open) {
             return self.next_phase(host, id, Phase::End);
         }
         // One that another opening has overtaken is not begun again by the command.
-        if is_first && matches!(stage, None | Some(Stage::Reading { .. })) {
-            let only_from = self.hosts[host].view.volume(volume).map(|known| known.epoch);
-            self.begin_opening(host, volume, only_from);
-        } else if stage.is_none() {
+        if is_first && matches!(local, None | Some(Local::Reading)) {
+            self.open_by_command(host, volume);
+        } else if local.is_none() {
             return self.next_phase(host, id, Phase::End);
         }
         self.post(host, LOOK, HostEvent::Task { task: id });
@@ -257,10 +258,8 @@ impl Grid {
             self.outcome.handovers += 1;
             return self.next_phase(host, id, Phase::End);
         }
-        let serves = own.volumes.get(&task.volume).is_some_and(|vol| matches!(vol.stage, Stage::Open { .. }));
-        task.unserved_since = if serves { None } else { task.unserved_since.or(Some(now)) };
-        let is_unserved = task.unserved_since.is_some_and(|since| now.since(since) >= UNSERVED_MAX);
-        if is_unserved || now.since(task.began) >= SERVED_MAX || !own.view.has_host(&name_of(to)) {
+        let serves = own.locals.get(&task.volume) == Some(&Local::Open);
+        if task.hand_over.look(now, own.view.has_host(&name_of(to)), serves).is_some() {
             return self.next_phase(host, id, Phase::Change(Change::TakeBack { to }));
         }
         self.post(host, LOOK, HostEvent::Task { task: id });
@@ -336,10 +335,9 @@ impl Grid {
         match (change, found) {
             (Change::Claim { takeover }, found) => {
                 let is_there = own.view.volume(volume).is_some_and(|known| !known.is_gone);
-                let found = found.unwrap_or_default();
-                let is_anothers = !found.host.is_empty() && found.host != me && own.view.has_host(&found.host);
-                let may = is_there && (takeover || !is_anothers);
-                may.then_some(Some(ExportRecord { host: me, from: None, ..found }))
+                let other = found.as_ref().map(|found| &found.host).filter(|host| !host.is_empty() && **host != me);
+                let may = is_there && (takeover || !other.is_some_and(|host| own.view.has_host(host)));
+                may.then(|| Some(exports::claimed(found, &me)))
             }
             (Change::AddPortal { host: other }, Some(found)) => {
                 let hosts = [found.host.clone(), name_of(other)];
@@ -348,13 +346,15 @@ impl Grid {
                 let is_handed_on = other != host && found.host != me;
                 (!is_handed_on && next != found).then_some(Some(next))
             }
-            (Change::HandTo { to }, Some(found)) if found.host == me => {
-                Some(Some(ExportRecord { host: name_of(to), from: Some(me), ..found }))
+            (Change::HandTo { to }, Some(found)) => {
+                let next = exports::handed_over(found.clone(), &me, &name_of(to));
+                (next != found).then_some(Some(next))
             }
-            (Change::TakeBack { to }, Some(found)) if found.host == name_of(to) && found.from.as_ref() == Some(&me) => {
-                Some(Some(ExportRecord { host: me, from: None, ..found }))
+            (Change::TakeBack { to }, Some(found)) => {
+                let next = exports::taken_back(found.clone(), &me, &name_of(to));
+                (next != found).then_some(Some(next))
             }
-            (Change::End, Some(found)) if found.host == me => Some(None),
+            (Change::End, Some(found)) if exports::may_end(&found, &me) => Some(None),
             _ => None,
         }
     }
@@ -369,6 +369,7 @@ impl Grid {
     fn on_changed_record(&mut self, host: usize, id: u64, change: Change) {
         let Some(task) = self.hosts[host].tasks.get_mut(&id) else { return };
         task.began = self.now;
+        task.hand_over = HandOver::begun(self.now);
         let next = match (change, task.what) {
             (Change::Claim { .. }, _) => Phase::AwaitOpen,
             (Change::AddPortal { .. }, What::HandOver { .. }) if self.may_hand_over(host, id) => Phase::Prepare,
@@ -382,6 +383,6 @@ impl Grid {
     fn may_hand_over(&self, host: usize, id: u64) -> bool {
         let own = &self.hosts[host];
         let Some(task) = own.tasks.get(&id) else { return false };
-        own.volumes.get(&task.volume).is_some_and(|vol| matches!(vol.stage, Stage::Open { .. }))
+        own.locals.get(&task.volume) == Some(&Local::Open)
     }
 }

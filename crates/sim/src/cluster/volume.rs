@@ -4,10 +4,11 @@
 use super::host::{HostEvent, Purpose, number_of_name};
 use super::store::{Answer, Op};
 use super::{Grid, ms};
-use holdfast_base::{DeviceId, Epoch, InstanceId, Instant, LedgerId, MetaVersion, NodeId, VolumeId};
+use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, Instant, LedgerId, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::machine::ActionId;
 use holdfast_cluster::view::Record;
 use holdfast_cluster::{Event as ClusterEvent, Local, Outcome, Reading, SILENT_FOR};
+use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::root::{Root, root_key};
 use std::collections::BTreeSet;
@@ -18,11 +19,18 @@ pub(super) const FAILURES: usize = 1;
 /// Nodes of the grid: each has a leg of each volume's log.
 const NODES: usize = 3;
 
-/// Where every volume's log is.
-pub(super) fn ledger() -> LedgerRef {
-    let leg = |number: usize| Leg { node: NodeId(number as u32), device: DeviceId(number as u128) };
+/// Nodes count from one.
+pub(super) fn node_id(node: usize) -> NodeId {
+    NodeId(node as u32 + 1)
+}
+
+/// Of a volume as it is made, with its log.
+pub(super) fn fresh_root(volume: VolumeId) -> Root {
+    let leg = |number: usize| Leg { node: node_id(number), device: DeviceId(number as u128) };
     let id = LedgerId { epoch: Epoch(0), n: 0 };
-    LedgerRef { id, legs: (0..NODES).map(leg).collect(), rule: AckRule::flat(FAILURES as u8), sealed: None }
+    let legs = (0..NODES).map(leg).collect();
+    let ledger = LedgerRef { id, legs, rule: AckRule::flat(FAILURES as u8), sealed: None };
+    Root { ledgers: vec![ledger], ..Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT) }
 }
 
 /// One opening or reading of a volume at a host.
@@ -96,7 +104,7 @@ impl Grid {
         let reached = self.hosts[host].nodes_away(self.now)..NODES;
         let heard = |node: &usize| self.heard.get(&(*node, other)).copied().unwrap_or_default();
         let silent = reached.filter(|node| self.now.since(heard(node)) >= SILENT_FOR);
-        let nodes: BTreeSet<NodeId> = silent.map(|node| NodeId(node as u32)).collect();
+        let nodes: BTreeSet<NodeId> = silent.map(node_id).collect();
         let after = ms(self.prng.between(1, 20));
         self.post(host, after, HostEvent::Silent { host: name, nodes });
     }
@@ -105,7 +113,17 @@ impl Grid {
         self.hosts[host].volumes.get_mut(&volume).filter(|vol| vol.run == run)
     }
 
-    /// What the host does with the volume from here on; the machine hears of it at once.
+    /// What the host does with the volume from here on, as its machine hears.
+    pub(super) fn set_local(&mut self, host: usize, volume: VolumeId, local: Option<Local>) {
+        let locals = &mut self.hosts[host].locals;
+        match local {
+            Some(local) => locals.insert(volume, local),
+            None => locals.remove(&volume),
+        };
+        self.tell(host, ClusterEvent::Local { volume, local });
+    }
+
+    /// The machine hears of the stage at once.
     fn set_stage(&mut self, host: usize, volume: VolumeId, stage: Stage) -> u64 {
         let fresh = self.number();
         let local = stage.local();
@@ -119,7 +137,7 @@ impl Grid {
         found.stage = stage;
         let run = found.run;
         self.trace(&[40, host as u64, volume.0 as u64, local as u64], || format!("h{host}: {volume} {local:?}"));
-        self.tell(host, ClusterEvent::Local { volume, local: Some(local) });
+        self.set_local(host, volume, Some(local));
         run
     }
 
@@ -142,7 +160,16 @@ impl Grid {
         }
     }
 
-    pub(super) fn begin_opening(&mut self, host: usize, volume: VolumeId, only_from: Option<Epoch>) {
+    /// By a command: nobody has claimed it since the state of the records that the host knows.
+    pub(super) fn open_by_command(&mut self, host: usize, volume: VolumeId) {
+        if self.is_real() {
+            return self.order_opening(host, volume);
+        }
+        let only_from = self.hosts[host].view.volume(volume).map(|known| known.epoch);
+        self.begin_opening(host, volume, only_from);
+    }
+
+    fn begin_opening(&mut self, host: usize, volume: VolumeId, only_from: Option<Epoch>) {
         let stage = Stage::Opening { only_from, found: Epoch(0) };
         let run = self.set_stage(host, volume, stage);
         let after = self.prng.below(3);
@@ -192,6 +219,9 @@ impl Grid {
 
     /// Closed in good order; a command is told when it is gone.
     pub(super) fn close(&mut self, host: usize, volume: VolumeId, task: u64) {
+        if self.is_real() {
+            return self.order_closing(host, volume, task);
+        }
         match self.hosts[host].volumes.get_mut(&volume) {
             None => self.post(host, ms(1), HostEvent::Task { task }),
             Some(vol) => {
@@ -221,7 +251,7 @@ impl Grid {
         }
         let vol = own.volumes.remove(&volume).expect("it was just seen");
         self.trace(&[41, host as u64, volume.0 as u64], || format!("h{host}: {volume} is gone"));
-        self.tell(host, ClusterEvent::Local { volume, local: None });
+        self.set_local(host, volume, None);
         for (by, id) in vol.yields_to {
             self.answer_peer(by, id);
         }
