@@ -5,13 +5,14 @@
 //! one event are carried out before a client's next request, so that the records of a group lie at one place in the order
 //! of requests. Where they are not, answers to reads are held back, too.
 //!
-//! Messages from one reactor to another arrive in order. One that is lost makes the group late, so that it is undone; a
-//! hold that nobody releases ends by itself.
+//! Messages from one reactor to another all arrive, in order. A controller that was gone when something was said to it is
+//! told of as gone, so that a group that waits for it ends.
 
 use crate::event::{Effect, GroupMemberAt, GroupOrder, GroupOutcome, Outcome};
 use crate::host::{Host, Out};
+use crate::reservation::FixedVolume;
 use holdfast_base::time::earliest;
-use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token};
+use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token, VolumeId};
 use holdfast_volume::{
     Event as VolumeEvent, GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State, Why,
 };
@@ -66,6 +67,11 @@ pub enum Sibling {
     /// The group is over.
     Leave {
         group: GroupId,
+    },
+    /// A fixed volume there owns so much.
+    Owns {
+        volume: VolumeId,
+        fixed: FixedVolume,
     },
 }
 
@@ -158,27 +164,26 @@ impl Host {
         for (place, GroupMemberAt { volume, reactor }) in members.iter().enumerate() {
             by_reactor.entry(*reactor).or_default().push((place, volume.clone()));
         }
+        let tell = |outcome| Effect::Done { ticket, outcome: Outcome::Grouped(outcome) };
+        // Nobody else hears of a group that can't be because of a member here.
+        let joined = match self.members(by_reactor.remove(&own).unwrap_or_default(), &name) {
+            Ok(joined) => joined,
+            Err(outcome) => return out.push(tell(outcome)),
+        };
         let (found, until) = (vec![None; members.len()], now + GROUP_MAX);
         let key = self.groups.running.insert(Running {
             stage: Stage::Joining { found, until },
             name: name.clone(),
             created_ms,
             names: members.into_iter().map(|member| member.volume).collect(),
-            others: by_reactor.keys().copied().filter(|reactor| *reactor != own).collect(),
+            others: by_reactor.keys().copied().collect(),
             ticket,
         });
         for (reactor, members) in by_reactor {
-            let group = (own, key);
-            if reactor != own {
-                let message = Sibling::Join { group, members, name: name.clone() };
-                out.push(Effect::Sibling { reactor, message });
-                continue;
-            }
-            match self.members(members, &name) {
-                Ok(members) => self.on_joined(now, key, own, members, out),
-                Err(outcome) => self.end_group(key, outcome, out),
-            }
+            let message = Sibling::Join { group: (own, key), members, name: name.clone() };
+            out.push(Effect::Sibling { reactor, message });
         }
+        self.on_joined(now, key, own, joined, out);
     }
 
     /// Where these are; why not, of the first that can't have a snapshot of the name.
@@ -230,7 +235,7 @@ impl Host {
                 GroupEffect::Tell { controller, event } => {
                     let (Part { reactor, at }, own) = (parts[controller], self.groups.reactor);
                     if reactor == own {
-                        self.drive(now, at, event, out);
+                        self.drive_part(now, at, event, out);
                     } else {
                         let message = Sibling::Tell { group: (own, key), at, event };
                         out.push(Effect::Sibling { reactor, message });
@@ -245,6 +250,14 @@ impl Host {
         }
         if is_over {
             self.drop_group(key, out);
+        }
+    }
+
+    fn drive_part(&mut self, now: Instant, at: Token, event: VolumeEvent, out: Out) {
+        if self.volumes.table.get(at).is_some() {
+            self.drive(now, at, event, out);
+        } else {
+            self.groups.on_gone(at);
         }
     }
 
@@ -281,18 +294,32 @@ impl Host {
             Sibling::Refused { group: (_, key), outcome } => self.end_group(key, outcome, out),
             Sibling::Tell { group, at, event } => {
                 if self.groups.joined.get(&group).is_some_and(|parts| parts.contains(&at)) {
-                    self.drive(now, at, event, out);
+                    self.drive_part(now, at, event, out);
                 }
             }
             Sibling::Heard { group: (_, key), at, heard } => {
                 self.tell_group(now, key, Part { reactor: from, at }, heard, out)
             }
             Sibling::Leave { group } => drop(self.groups.joined.remove(&group)),
+            Sibling::Owns { volume, fixed } => self.on_owned_elsewhere(now, volume, fixed, out),
         }
     }
 
     fn tell_group(&mut self, now: Instant, key: Token, part: Part, heard: Heard, out: Out) {
-        let Some(Running { stage: Stage::Running { parts, .. }, .. }) = self.groups.running.get(key) else { return };
+        let Some(running) = self.groups.running.get(key) else { return };
+        let parts = match &running.stage {
+            Stage::Running { parts, .. } => parts,
+            Stage::Joining { found, .. } => {
+                let member = found.iter().position(|of| of.is_some_and(|(of, _)| of == part));
+                let is_gone =
+                    matches!(heard, Heard::Gone | Heard::Notice(Notice::StateChanged(State::Closed | State::Deposed)));
+                if let Some(member) = member.filter(|_| is_gone) {
+                    let volume = running.names[member].clone();
+                    self.end_group(key, GroupOutcome::NotOpen(volume), out);
+                }
+                return;
+            }
+        };
         let Some(controller) = parts.iter().position(|of| *of == part) else { return };
         let event = match heard {
             Heard::Notice(notice) => GroupEvent::Notice { controller, notice },
@@ -394,6 +421,37 @@ mod tests {
         assert_eq!(outcome, Some(GroupOutcome::NotOpen("v0".to_string())));
         assert!(matches!(told[..], [(1, Sibling::Leave { .. }), (2, Sibling::Leave { .. })]), "{told:?}");
         assert!(hosts.iter().all(|host| !host.groups.are_any()));
+    }
+
+    #[test]
+    fn a_group_that_can_t_be_because_of_a_member_here_is_nobody_else_s_business() {
+        let mut host = Host::new(&Config::for_tests(FRONT));
+        let (outcome, told) = in_short(asked(&mut host, &[0, 1, 2]));
+        assert_eq!(outcome, Some(GroupOutcome::NotOpen("v0".to_string())));
+        assert!(told.is_empty() && !host.groups.are_any(), "{told:?}");
+    }
+
+    #[test]
+    fn a_controller_that_is_gone_before_it_is_told_anything_is_told_of() {
+        let mut host = Host::new(&Config::for_tests(1));
+        let (group, at) = ((FRONT, Token(9)), Token(4));
+        host.groups.joined.insert(group, BTreeSet::from([at]));
+        let event = VolumeEvent::Release { hold: HoldId(1) };
+        let message = Sibling::Tell { group, at, event };
+        let (_, told) = in_short(handled(&mut host, Instant::ZERO, Event::Sibling { reactor: FRONT, message }));
+        assert!(matches!(told[..], [(FRONT, Sibling::Heard { heard: Heard::Gone, .. })]), "{told:?}");
+        // The group's end of it: it has not begun yet.
+        let mut front = Host::new(&Config::for_tests(FRONT));
+        let (_, told) = in_short(asked(&mut front, &[1, 2]));
+        let (_, Sibling::Join { group, .. }) = told[0] else { panic!("{told:?}") };
+        let joined = Sibling::Joined { group, members: vec![(0, at, HeadId(0))] };
+        let (outcome, _) = in_short(handled(&mut front, Instant::ZERO, Event::Sibling { reactor: 1, message: joined }));
+        assert_eq!(outcome, None);
+        let heard = Sibling::Heard { group, at, heard: Heard::Gone };
+        let (outcome, told) =
+            in_short(handled(&mut front, Instant::ZERO, Event::Sibling { reactor: 1, message: heard }));
+        assert_eq!(outcome, Some(GroupOutcome::NotOpen("v0".to_string())));
+        assert_eq!((told.len(), front.groups.are_any()), (2, false));
     }
 
     #[test]

@@ -203,13 +203,16 @@ impl Homes {
     /// Where an export is, if another reactor has it than this one. The empty name is that of the only one there is.
     pub fn elsewhere(&self, reactor: usize, export: &str) -> Option<usize> {
         let name = base_name(export);
-        let mut homes = self.volumes.values();
-        let home = if name.is_empty() {
-            homes.next().filter(|home| home.exports.len() == 1 && self.volumes.len() == 1).map(|home| home.reactor)
-        } else {
-            self.home_of_name(name)
-        };
+        let home = if name.is_empty() { self.only_one() } else { self.home_of_name(name) };
         home.filter(|at| *at != reactor)
+    }
+
+    /// Where the only export is that there is.
+    fn only_one(&self) -> Option<usize> {
+        let served = self.volumes.values().flat_map(|home| home.exports.iter().map(|(of, _)| (&of.name, home.reactor)));
+        let offered = self.offered.iter().map(|(name, (volume, _))| (name, self.of(*volume)));
+        let all: BTreeMap<&String, usize> = served.chain(offered).collect();
+        all.values().next().copied().filter(|_| all.len() == 1)
     }
 
     /// What others have than this one, or offer together with other hosts.
@@ -381,6 +384,10 @@ mod tests {
         assert!(matches!(&ask, Order::AskToYield { host, .. } if host == "other#2"));
         assert_eq!(homes.route(&ask), Route::To(0));
         assert_eq!(homes.peer_of("gone", VolumeId(8)), "gone");
+        assert_eq!(homes.elsewhere(0, ""), None, "there are three");
+        homes.set_offers(vec![offer(7, at_other())], &hosts);
+        homes.place(VolumeId(9), "in-care");
+        assert_eq!((homes.elsewhere(0, ""), homes.elsewhere(1, "")), (Some(1), None), "the only one that is shown");
         homes.set_offers(Vec::new(), &[]);
         assert_eq!(homes.elsewhere(0, "v4"), None);
     }

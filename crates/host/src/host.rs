@@ -36,8 +36,9 @@ const CHORES_PACE: Duration = Duration::from_secs(1);
 pub struct Config {
     pub grid: GridId,
     pub name: String,
-    /// Which of the host's reactors the machine runs on.
+    /// Which of the host's reactors the machine runs on, and how many there are.
     pub reactor: usize,
+    pub reactors: usize,
     /// Of this start; openings of volumes get theirs from it, by counting up.
     pub instance: InstanceId,
     pub budget: Budget,
@@ -68,6 +69,7 @@ impl Config {
         let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(1 << 25));
         Config {
             reactor,
+            reactors: 3,
             grid: GridId(7),
             name: "a".to_string(),
             instance: InstanceId(1),

@@ -333,6 +333,11 @@ impl Host {
         self.volumes.claims_beside(volume)
     }
 
+    /// What volumes here have taken on and not placed, beside one.
+    pub fn unplaced_beside(&self, volume: Option<VolumeId>) -> Vec<Claim> {
+        self.volumes.unplaced_beside(volume)
+    }
+
     /// What clients' data leaves free of a device, and what is not promised to it besides.
     pub fn reserve_and_spare_bytes(&self, capacity_bytes: u64) -> (u64, u64) {
         self.volumes.reserve_and_spare_bytes(capacity_bytes)

@@ -8,6 +8,8 @@
 //! A snapshot keeps what is overwritten after it. So all that is there when one is taken counts no more as written by the
 //! volume, until it has no snapshots.
 
+use crate::event::Effect;
+use crate::groups::Sibling;
 use crate::host::{Host, Out};
 use crate::volumes::Volumes;
 use holdfast_base::{Instant, Token, VolumeId};
@@ -108,6 +110,19 @@ impl Volumes {
         }
     }
 
+    /// Fixed volumes here of which other reactors have not heard yet what they own.
+    fn fixed_to_tell(&mut self) -> Vec<(VolumeId, FixedVolume)> {
+        if self.siblings.is_empty() {
+            return Vec::new();
+        }
+        let here = self.table.iter().filter_map(|(_, volume)| Some((volume.id, *self.fixed.get(&volume.id)?)));
+        let here: BTreeMap<VolumeId, FixedVolume> = here.collect();
+        let news = here.iter().filter(|(id, fixed)| self.told_fixed.get(id) != Some(fixed));
+        let news = news.map(|(id, fixed)| (*id, *fixed)).collect();
+        self.told_fixed = here;
+        news
+    }
+
     /// What each volume owns, or has taken on and not placed: by volume, and of all together.
     fn owned(&self) -> (BTreeMap<VolumeId, Claim>, Sum) {
         let fixed = self.fixed.iter().map(|(id, fixed)| (*id, fixed.claim()));
@@ -124,6 +139,14 @@ impl Volumes {
         let (owned, sum) = self.owned();
         let own = volume.and_then(|id| owned.get(&id).copied());
         sum.without(own.unwrap_or(Claim { width: 0, shard_bytes: 0 }))
+    }
+
+    /// What volumes here have taken on and not placed, beside this one; fixed ones own their room anyway.
+    pub fn unplaced_beside(&self, volume: Option<VolumeId>) -> Vec<Claim> {
+        let mut sum = Sum::default();
+        let logs = self.table.iter().filter(|(_, v)| Some(v.id) != volume && !self.fixed.contains_key(&v.id));
+        logs.for_each(|(_, v)| sum.add(Claim::of(v.layout(), v.controller.unplaced_bytes())));
+        sum.without(Claim { width: 0, shard_bytes: 0 })
     }
 
     /// For each open volume that has not heard it yet.
@@ -145,10 +168,24 @@ impl Volumes {
 }
 
 impl Host {
-    /// Looks what is set aside, and tells the volumes that it is set aside from.
+    /// Looks what is set aside, and tells the volumes that it is set aside from, on other reactors, too.
     pub(crate) fn tell_set_aside(&mut self, now: Instant, out: Out) {
         self.volumes.look_at_fixed();
+        for (volume, fixed) in self.volumes.fixed_to_tell() {
+            for reactor in self.volumes.siblings.clone() {
+                out.push(Effect::Sibling { reactor, message: Sibling::Owns { volume, fixed } });
+            }
+        }
         self.tell_claims(now, out);
+    }
+
+    /// What a fixed volume of another reactor owns now.
+    pub(crate) fn on_owned_elsewhere(&mut self, now: Instant, volume: VolumeId, fixed: FixedVolume, out: Out) {
+        // One that was told that it is fixed no more stays so; and one that has come here is known better.
+        if self.volumes.find_id(volume).is_none() && self.volumes.fixed.contains_key(&volume) {
+            self.volumes.fixed.insert(volume, fixed);
+            self.tell_claims(now, out);
+        }
     }
 
     pub(crate) fn tell_claims(&mut self, now: Instant, out: Out) {

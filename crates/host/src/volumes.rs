@@ -106,6 +106,10 @@ pub(crate) struct Volumes {
     pub table: Slab<Volume>,
     /// Also those that are not open.
     pub fixed: BTreeMap<VolumeId, FixedVolume>,
+    /// Of those here, as other reactors have heard of it last.
+    pub(crate) told_fixed: BTreeMap<VolumeId, FixedVolume>,
+    /// The host's other reactors.
+    pub(crate) siblings: Vec<usize>,
     /// Which clients may have what.
     pub access: Lists,
     /// How much clients may have of it.
@@ -136,6 +140,8 @@ impl Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
             fixed: BTreeMap::new(),
+            told_fixed: BTreeMap::new(),
+            siblings: (0..config.reactors).filter(|other| *other != config.reactor).collect(),
             access: Lists::new(),
             limits: Limits::new(),
             shared: BTreeSet::new(),

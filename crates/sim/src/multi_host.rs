@@ -395,6 +395,7 @@ impl MultiHost {
     fn start(&mut self, host: usize) {
         let of = Host::new(&holdfast_host::Config {
             reactor: holdfast_host::homes::FRONT,
+            reactors: 1,
             grid: self.world.grid,
             name: name_of(host),
             instance: InstanceId(self.prng.next_u128()),

@@ -142,6 +142,8 @@ pub enum Command {
     },
     /// The process is about to end.
     Stop,
+    /// Another reactor has ended.
+    Ended,
     /// `None` where the node is out of reach, or the connection is lost on the way.
     Call {
         node: NodeId,
@@ -231,6 +233,8 @@ impl Shell {
                 self.host.handle(now, HostEvent::Sibling { reactor: from, message }, &mut self.effects);
             }
             Command::Stop => self.begin_stop(now, io),
+            // It was woken to see.
+            Command::Ended => {}
             Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
@@ -239,7 +243,9 @@ impl Shell {
             Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),
             Command::Losses { nodes, answer } => answer.tell(told(self.host.lost_without(&nodes))),
             Command::Fixed { answer } => answer.tell(self.host.fixed().clone()),
-            Command::Claims { beside, answer } => answer.tell(self.host.claims_beside(beside)),
+            // What fixed volumes own every reactor knows, and one says.
+            Command::Claims { beside, answer } if self.own.is_front() => answer.tell(self.host.claims_beside(beside)),
+            Command::Claims { beside, answer } => answer.tell(self.host.unplaced_beside(beside)),
             Command::LeftToDrain { answer } => answer.tell(self.host.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);

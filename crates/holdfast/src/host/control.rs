@@ -101,6 +101,8 @@ pub(super) struct ControlPlane {
     /// What the reactor was told last.
     shared: Mutex<Option<BTreeSet<VolumeId>>>,
     pub(super) offered: Mutex<Option<Offered>>,
+    /// Hosts of releases that know one reactor only, as it was told last.
+    pub(super) older_hosts: Mutex<Vec<String>>,
     pub(super) presence: Presence,
     pub(super) keys: Arc<Keys>,
     pub(super) revocations: Revocations,
@@ -159,6 +161,7 @@ pub fn start(
         records,
         assignment,
         offered: Mutex::default(),
+        older_hosts: Mutex::default(),
         shared: Mutex::default(),
         presence,
         keys,

@@ -87,8 +87,10 @@ impl Own {
     fn is(&self, removed: &RemovedRecord) -> bool {
         let is_it = match (&self.id, &removed.id) {
             (Some(own), Some(removed)) => own == removed,
-            (None, _) => self.name == removed.name && Some(&self.home) == removed.home.as_ref(),
-            (Some(_), None) => false,
+            // Of an earlier release, which gave no ids.
+            (None, None) => self.name == removed.name && Some(&self.home) == removed.home.as_ref(),
+            // One that is just joining has no id yet.
+            (None, Some(_)) | (Some(_), None) => false,
         };
         is_it || removed.nodes.iter().flat_map(|node| &node.devices).any(|device| self.devices.contains(device))
     }
@@ -783,6 +785,7 @@ mod tests {
         assert!(own(Some("1"), "m:/d", &[]).is(&removed(Some("1"), &["x"])));
         assert!(!own(Some("2"), "m:/d", &["y"]).is(&removed(Some("1"), &["x"])), "made anew in the same place");
         assert!(own(Some("2"), "m:/e", &["x"]).is(&removed(Some("1"), &["x"])), "a device knows its grid");
+        assert!(!own(None, "m:/d", &["y"]).is(&removed(Some("1"), &["x"])), "it joins in the same place");
         assert!(own(None, "m:/d", &[]).is(&removed(None, &[])), "of an older release");
         assert!(
             !own(None, "m:/e", &[]).is(&removed(None, &[])) && !own(Some("2"), "m:/d", &[]).is(&removed(None, &[]))

@@ -169,9 +169,7 @@ impl Shell {
             Effect::News { .. } => {}
             Effect::Peer(effect) => self.on_peer_effect(now, effect, io),
             Effect::Sibling { reactor, message } => {
-                if !self.own.tell(reactor, message) {
-                    logger::warn(format_args!("reactor {reactor} takes nothing just now; what it was told is lost"));
-                }
+                self.own.tell(reactor, message);
             }
             Effect::Done { ticket, outcome } => self.waiters.on_done(ticket, outcome),
             Effect::Changed { volume } => self.tell_local(volume),
@@ -316,7 +314,7 @@ impl Shell {
     fn finish_stop(&mut self, now: Instant, io: &mut Io) {
         let Life::Stopping { give_up_at } = self.life else { return };
         let open = self.host.count_open();
-        if open > 0 && now < give_up_at {
+        if (open > 0 || !self.own.may_end()) && now < give_up_at {
             return;
         }
         if open > 0 {
@@ -327,6 +325,7 @@ impl Shell {
         for client in self.clients.tokens() {
             self.abort_client(client, io);
         }
+        self.own.end();
         io.stop();
     }
 }
@@ -389,6 +388,7 @@ impl App for Shell {
         self.host.begin_turn();
         self.settle_sends(io);
         self.settle(now, io);
+        self.own.tell_rest();
         self.tell_of_strangers(now);
         self.finish_stop(now, io);
     }

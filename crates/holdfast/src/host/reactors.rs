@@ -15,11 +15,11 @@ use holdfast_base::VolumeId;
 pub use holdfast_host::homes::FRONT;
 use holdfast_host::homes::{Homes, HostAt, Route, Shown, Spread};
 use holdfast_host::{Host, Offer, Order, Outcome, Sibling};
-use holdfast_runtime::mailbox::Sender;
+use holdfast_runtime::mailbox::{Full, Sender};
 use holdfast_runtime::reactor::ListenError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -32,17 +32,22 @@ pub struct Reactors {
     posts: OnceLock<Vec<Sender<Command>>>,
     homes: Mutex<Homes>,
     crossings: AtomicU64,
+    /// Those but the first that have ended.
+    ended: AtomicUsize,
 }
 
 /// One of the reactors, and the others as it sees them.
 pub struct Own {
     number: usize,
     all: Arc<Reactors>,
+    /// What others had no room for, and is told once they have.
+    untold: VecDeque<(usize, Sibling)>,
+    has_ended: bool,
 }
 
 impl Own {
     pub fn new(number: usize, all: &Arc<Reactors>) -> Own {
-        Own { number, all: Arc::clone(all) }
+        Own { number, all: Arc::clone(all), untold: VecDeque::new(), has_ended: false }
     }
 
     /// What one does for all is done by it.
@@ -65,9 +70,22 @@ impl Own {
         self.all.post_to(reactor, Command::Arrival(arrival)).is_ok()
     }
 
-    /// Says something to another reactor's host machine; false where it takes nothing just now.
-    pub fn tell(&self, reactor: usize, message: Sibling) -> bool {
-        self.all.post_to(reactor, Command::Sibling { from: self.number, message }).is_ok()
+    /// Says something to another reactor's host machine, after what it was told before.
+    pub fn tell(&mut self, reactor: usize, message: Sibling) {
+        self.untold.push_back((reactor, message));
+        self.tell_rest();
+    }
+
+    /// Tells what others had no room for.
+    pub fn tell_rest(&mut self) {
+        while let Some((reactor, message)) = self.untold.pop_front() {
+            self.all.crossings.fetch_add(1, Ordering::Relaxed);
+            let posts = self.all.posts.get().expect("whoever says something has begun");
+            let command = Command::Sibling { from: self.number, message };
+            if let Err(Full(Command::Sibling { message, .. })) = posts[reactor].post(command) {
+                return self.untold.push_front((reactor, message));
+            }
+        }
     }
 
     /// Tells the others which names a volume has here.
@@ -82,6 +100,19 @@ impl Own {
         if self.all.count > 1 {
             self.all.homes().arrived(volume);
         }
+    }
+
+    /// It has closed its volumes, and ends; the first is woken by it.
+    pub fn end(&mut self) {
+        if !self.is_front() && !std::mem::replace(&mut self.has_ended, true) {
+            self.all.ended.fetch_add(1, Ordering::SeqCst);
+            let _ = self.all.post_to(FRONT, Command::Ended);
+        }
+    }
+
+    /// The first ends last: clients and other hosts come to it.
+    pub fn may_end(&self) -> bool {
+        !self.is_front() || self.all.ended.load(Ordering::SeqCst) + 1 == self.all.count
     }
 
     /// The first has all others end with it.
@@ -103,6 +134,7 @@ impl Reactors {
             posts: OnceLock::new(),
             homes: Mutex::new(Homes::new(count, spread)),
             crossings: AtomicU64::new(0),
+            ended: AtomicUsize::new(0),
         }
     }
 
@@ -186,6 +218,9 @@ impl Reactors {
                 };
                 self.post_to_all(answer, merge, |answer| Command::Fixed { answer })
             }
+            Command::Claims { beside, answer } => {
+                self.post_to_all(answer, concat, |answer| Command::Claims { beside, answer })
+            }
             Command::Cut { node, cut, answer } => {
                 let any = |parts: Vec<bool>| parts.contains(&true);
                 self.post_to_all(answer, any, |answer| Command::Cut { node, cut, answer })
@@ -204,11 +239,11 @@ impl Reactors {
                 let sum = |parts: Vec<usize>| parts.iter().sum();
                 self.post_to_all(answer, sum, |answer| Command::Through { volume, answer })
             }
-            command @ (Command::Claims { .. }
-            | Command::Offers { .. }
+            command @ (Command::Offers { .. }
             | Command::Call { .. }
             | Command::Arrival(_)
             | Command::Sibling { .. }
+            | Command::Ended
             | Command::Stop) => self.post_to(FRONT, command),
         }
     }

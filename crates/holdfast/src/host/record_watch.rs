@@ -19,7 +19,7 @@ use holdfast_format::meta::{
 use holdfast_host::Order;
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -86,6 +86,22 @@ impl ControlPlane {
         self.order(Order::KeepSpare(keep)).map(drop)
     }
 
+    /// What a host that was started before must not find: see [`super::start`].
+    fn tell_of_older_hosts(&self) -> Result<()> {
+        let old = if self.reactors.count() > 1 { self.presence.hosts_of_one_reactor()? } else { Vec::new() };
+        let mut told = self.older_hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != old && !old.is_empty() {
+            logger::error(format_args!(
+                "{} may not find volumes here: its release is older, and this host has several reactors. Bring it to this \
+                 one, or set cpu.reactors to 1 in holdfast.toml and restart this host (`holdfast grid down --host`, \
+                 `holdfast grid up`)",
+                old.join(", ")
+            ));
+        }
+        *told = old;
+        Ok(())
+    }
+
     fn take_in(&self, changed: &BTreeSet<String>) -> Result<()> {
         // What shuts somebody out comes first: it does not wait for another record that can't be used.
         if changed.contains(REVOKED_KEY) {
@@ -103,6 +119,7 @@ impl ControlPlane {
         }
         if changed.contains(HOST_PREFIX) {
             self.share_spare()?;
+            self.tell_of_older_hosts()?;
             self.note_absences()?;
         }
         if is_removed || changed.contains(NODE_PREFIX) {

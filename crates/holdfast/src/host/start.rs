@@ -98,6 +98,7 @@ impl Common {
             grid: self.grid,
             name: self.name.clone(),
             reactor: number,
+            reactors: count,
             instance: InstanceId(uuid::Uuid::new_v4().as_u128()),
             budget: Budget {
                 writeback_bytes: self.budget.writeback_bytes / count as u64,
@@ -361,7 +362,8 @@ fn count_of(settings: &HostSettings, presence: &presence::Presence) -> Result<us
         return Ok(count);
     }
     logger::warn(format_args!(
-        "this host has one reactor, not {count}, since {} would not find volumes on others: its release is older. Bring it to this          one, then restart this host (`holdfast grid down --host`, `holdfast grid up`)",
+        "this host has one reactor, not {count}, since {} would not find volumes on others: its release is older. Bring it to \
+         this one, then restart this host (`holdfast grid down --host`, `holdfast grid up`)",
         old.join(", ")
     ));
     Ok(1)

@@ -172,7 +172,7 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     } else if arguments.grid {
         let run = |seed| twice(seed, || run_grid(&GridPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
-        print_portal_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.hosts)).collect::<Vec<_>>());
+        print_multi_host_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.hosts)).collect::<Vec<_>>());
         print_cluster_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.control)).collect::<Vec<_>>());
         findings
     } else if arguments.ledgers {

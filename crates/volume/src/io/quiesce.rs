@@ -3,9 +3,9 @@
 //!
 //! Role: keeps the answers of writes, discards and zeroings of all heads, from [`crate::Event::Hold`] until
 //! [`crate::Event::Release`]. The writes themselves go on. Not held back: answers that say that a request failed, since
-//! nothing follows from them; those of reads, unless that is asked for; and those of flushes. A flush speaks of writes that were answered before,
-//! which are durable. It says nothing about writes that were not, so nobody can conclude from it that one of these is
-//! done.
+//! nothing follows from them; those of reads, unless that is asked for; and those of flushes. A flush speaks of writes
+//! that were answered before, which are durable. It says nothing about writes that were not, so nobody can conclude
+//! from it that one of these is done.
 //!
 //! States: none -> held -> released -> ended. A released hold ends when this controller is known to own the volume
 //! still, by its grants for reading: otherwise a successor may have answered writes meanwhile.
