@@ -23,13 +23,17 @@ use holdfast_base::{
     BlockError, BlockReply, BlockRequest, DeviceId, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, NodeId,
     ObjectId, Slab, Token, VolumeId,
 };
-use holdfast_format::wire::DeviceStat;
+use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Pace of what needs no better.
 const CHORES_PACE: Duration = Duration::from_secs(1);
+
+/// Controllers are told of free space that grows or shrinks by one of so many parts of a device: a small part of what they
+/// keep free.
+const ROOM_PARTS: u64 = 256;
 
 /// How a host is set up.
 #[derive(Clone, Debug)]
@@ -167,11 +171,7 @@ impl Host {
                 self.nodes_up.remove(&node);
                 self.drive_all(now, &VolumeEvent::NodeDown { node }, out);
             }
-            Event::Devices { node, devices } => {
-                if let Some(up) = self.nodes_up.get_mut(&node) {
-                    up.devices = devices;
-                }
-            }
+            Event::Devices { node, devices } => self.on_devices(now, node, devices, out),
             Event::NodesAway(nodes) => self.nodes_away = nodes,
             Event::Close { session } => self.close_session(session),
             Event::Peer(event) => self.forward.hear(event),
@@ -265,6 +265,17 @@ impl Host {
         VolumeEvent::NodeUp { node, boot: up.boot, version: up.version, devices: up.devices.clone() }
     }
 
+    /// A node tells how its devices are. Controllers ask by themselves, but seldom while nobody uses their volumes: they
+    /// are told where one serves or serves no more, and has more room or less.
+    fn on_devices(&mut self, now: Instant, node: NodeId, devices: Vec<DeviceStat>, out: Out) {
+        let Some(up) = self.nodes_up.get_mut(&node) else { return };
+        let has_changed = states_of(&up.devices) != states_of(&devices);
+        up.devices.clone_from(&devices);
+        if has_changed {
+            self.drive_all(now, &VolumeEvent::Devices { node, devices }, out);
+        }
+    }
+
     /// Opens a volume, and tells its controller what is up.
     pub(crate) fn open_volume(
         &mut self,
@@ -296,6 +307,10 @@ impl Host {
     /// Gives an event to a controller and carries out what it wants.
     pub(crate) fn drive(&mut self, now: Instant, at: Token, event: VolumeEvent, out: Out) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
+        #[cfg(feature = "simulated")]
+        {
+            self.observed.entered += 1;
+        }
         let mut effects = std::mem::take(&mut self.volume_effects);
         volume.controller.handle(now, event, &mut effects);
         let turn = volume.controller.last_turn();
@@ -527,6 +542,12 @@ impl Host {
     pub(crate) fn tell_owner(&self, volume: VolumeId, owner: Ownership, out: Out) {
         self.tell_news(|session| session.is_forwarded() && session.is_of(volume), News::Owner(owner), out);
     }
+}
+
+/// As far as a controller that asks seldom is told of it: health, and free space in parts of its capacity.
+fn states_of(devices: &[DeviceStat]) -> BTreeMap<DeviceId, (DeviceHealth, u64)> {
+    let part = |stat: &DeviceStat| stat.free_bytes / (stat.capacity_bytes / ROOM_PARTS).max(1);
+    devices.iter().map(|stat| (stat.device, (stat.health, part(stat)))).collect()
 }
 
 /// A session's request as it comes to [`Host::handle`].

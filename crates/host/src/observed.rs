@@ -17,13 +17,17 @@ pub enum Observation {
     Caught { requests: usize },
 }
 
-/// Observations since they were last taken; nothing where nobody asked for them.
 #[derive(Debug, Default)]
-pub(crate) struct Observed(Option<Vec<Observation>>);
+pub(crate) struct Observed {
+    /// Since they were last taken; nothing where nobody asked for them.
+    noted: Option<Vec<Observation>>,
+    /// How often controllers were given an event.
+    pub entered: u64,
+}
 
 impl Observed {
     pub fn note(&mut self, observation: Observation) {
-        if let Some(noted) = &mut self.0 {
+        if let Some(noted) = &mut self.noted {
             noted.push(observation);
         }
     }
@@ -32,12 +36,17 @@ impl Observed {
 impl crate::Host {
     /// Notes what happens from here on, for [`crate::Host::take_observed`].
     pub fn observe(&mut self) {
-        self.observed.0.get_or_insert_default();
+        self.observed.noted.get_or_insert_default();
     }
 
     /// Since the last call.
     pub fn take_observed(&mut self) -> Vec<Observation> {
-        self.observed.0.as_mut().map(std::mem::take).unwrap_or_default()
+        self.observed.noted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// How often controllers were given an event.
+    pub fn entered(&self) -> u64 {
+        self.observed.entered
     }
 
     /// The front end's names of sessions that are bound to a volume here.

@@ -14,6 +14,7 @@ pub mod grid;
 mod groups;
 pub mod growth;
 pub mod host;
+pub mod idle;
 pub mod ledger_client;
 pub mod ledger_recovery;
 pub mod ledger_run;

@@ -13,7 +13,7 @@
 //! What it then asks again is the same request, in the history one operation from first to last.
 
 mod contend;
-mod machine;
+pub(crate) mod machine;
 mod operator;
 pub(crate) mod planned;
 

@@ -214,6 +214,11 @@ pub enum Event {
     Release {
         hold: HoldId,
     },
+    /// Heard by the host: a device of the node serves or serves no more, or has more room or less.
+    Devices {
+        node: NodeId,
+        devices: Vec<DeviceStat>,
+    },
     /// These devices are being drained, and no others.
     Drain {
         devices: BTreeSet<DeviceId>,

@@ -40,7 +40,10 @@ use crate::owner::opening::Opening;
 use crate::owner::preload::{Preload, Preloaded};
 use crate::owner::resize::Resizer;
 use crate::owner::root::RootWriter;
-use crate::peers::{Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, Worth};
+use crate::peers::{
+    Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth,
+};
+use crate::rest::{Rest, TICK_REST};
 use crate::segment::direct::DirectWrites;
 use crate::segment::encrypt::Seal;
 use crate::segment::fetch::{Fetch, FetchError, Recipient};
@@ -138,6 +141,7 @@ pub struct Controller {
     pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
     was_busy: bool,
+    rest: Rest,
     judge_from: Instant,
     pub(crate) turn: Turn,
 }
@@ -190,6 +194,7 @@ impl Controller {
             close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,
+            rest: Rest::default(),
             judge_from: Instant::ZERO,
             turn: Turn::default(),
             wants: Wants::default(),
@@ -201,6 +206,10 @@ impl Controller {
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         self.basis.now = self.basis.now.max(now);
         self.turn = Turn::default();
+        // Of the last two that is known when they are seen.
+        if !matches!(event, Event::Tick | Event::Node { .. } | Event::Devices { .. }) {
+            self.rest.stir(self.basis.now);
+        }
         match event {
             Event::Open => self.begin_opening(out),
             Event::Warm => self.begin_preload(out),
@@ -221,6 +230,7 @@ impl Controller {
                 self.on_fork((head, snapshot), (dependent, name), size_bytes, out);
             }
             Event::Dependent { volume, names } => self.on_dependent(volume, names),
+            Event::Devices { node, devices } => self.on_devices(node, devices, out),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
@@ -243,7 +253,11 @@ impl Controller {
 
     /// When all is looked at.
     fn tick_deadline(&self) -> Instant {
-        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
+        let pace = match (self.is_busy(), self.is_at_rest()) {
+            (true, _) => TICK_BUSY,
+            (false, true) => TICK_REST,
+            (false, false) => TICK_IDLE,
+        };
         let writes = earliest(self.direct.deadline(), self.writes.deadline());
         let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
         let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
@@ -259,6 +273,36 @@ impl Controller {
             || !self.family.is_idle()
             || self.is_awaited()
             || self.state == State::Open && self.care.cleaner.hurries_search(&self.room)
+    }
+
+    /// Whether nothing happens to the volume, and all that is left to do has a deadline or can wait.
+    fn is_at_rest(&self) -> bool {
+        self.rest.is_quiet(self.basis.now)
+            && self.state == State::Open
+            && !self.is_busy()
+            && self.is_destaged()
+            && self.care.is_at_rest()
+            && self.peers.is_settled()
+            && !self.lacks_copy()
+            && !self.room.is_wanted()
+            && !self.room.is_short()
+            && !self.governor.is_at_work()
+            && !self.root.is_at_work()
+            && !self.resizer.is_wanted()
+            && self.roll.is_none()
+            && self.quiesce.is_none()
+            && self.handover == Handover::None
+    }
+
+    /// Everything is where it stays: in segments, and named by a checkpoint.
+    fn is_destaged(&self) -> bool {
+        self.log.all_destaged()
+            && self.jobs.is_empty()
+            && self.fetches.is_empty()
+            && self.wants == Wants::default()
+            && self.checkpointer.is_idle()
+            && !self.map.is_unfolded()
+            && !self.map.layers().any_goes()
     }
 
     /// Snapshots that are complete and stay, by layer, oldest first.
@@ -379,7 +423,12 @@ impl Controller {
             return;
         }
         let is_in_use = self.basis.now.since(self.last_activity) <= Duration::from_secs(5);
-        self.peers.refresh_state(self.basis.now, is_in_use, out);
+        let pace = match (is_in_use, self.is_at_rest()) {
+            (true, _) => STATE_EVERY,
+            (false, false) => STATE_EVERY_IDLE,
+            (false, true) => STATE_EVERY_REST,
+        };
+        self.peers.refresh_state(self.basis.now, pace, out);
         let (care, mut around) = self.care();
         care.repairer.drive(&mut around, out);
         care.drive_moves(&mut around, out);
@@ -850,8 +899,23 @@ impl Controller {
             }
             return;
         }
+        if !matches!(call.purpose, Purpose::Stat) {
+            self.rest.stir(self.basis.now);
+        }
         self.dispatch(call, reply, payload, out);
         self.progress(out);
+    }
+
+    /// A node, or who has asked it, tells how its devices are.
+    fn on_devices(&mut self, node: NodeId, devices: Vec<DeviceStat>, out: Out) {
+        if self.peers.on_stat(node, devices) {
+            self.rest.stir(self.basis.now);
+        }
+        self.peers.judge_devices(&self.basis, out);
+        self.on_legs_changed(out);
+        if matches!(self.state, State::Open | State::Closing) {
+            self.look_for_room();
+        }
     }
 
     fn dispatch(&mut self, call: Call, reply: Reply, payload: Buf, out: Out) {
@@ -900,9 +964,7 @@ impl Controller {
             Purpose::PutRoot { leg, sequence } => self.on_root_put(leg, sequence, &reply, out),
             Purpose::Stat => {
                 if let Reply::Stat { devices } = reply {
-                    self.peers.on_stat(node, devices);
-                    self.peers.judge_devices(&self.basis, out);
-                    self.on_legs_changed(out);
+                    self.on_devices(node, devices, out);
                 }
             }
             Purpose::Probe | Purpose::Forget | Purpose::Release => {}
@@ -1084,7 +1146,11 @@ impl Controller {
         let slept = self.basis.now.since(self.last_tick);
         self.last_tick = self.basis.now;
         let is_busy = self.is_busy();
-        let pace = if std::mem::replace(&mut self.was_busy, is_busy) { TICK_BUSY } else { TICK_IDLE };
+        let pace = match (std::mem::replace(&mut self.was_busy, is_busy), self.rest.was_at_rest) {
+            (true, _) => TICK_BUSY,
+            (false, true) => TICK_REST,
+            (false, false) => TICK_IDLE,
+        };
         if slept > TICK_LATE + pace {
             // This process was stopped: answers wait in its sockets; judge nobody before they were read.
             self.judge_from = self.basis.now + TICK_BUSY * 5;
@@ -1108,6 +1174,7 @@ impl Controller {
             self.background(out);
         }
         self.progress(out);
+        self.rest.was_at_rest = self.is_at_rest();
     }
 
     /// Everything that is done by the way while the volume is open.

@@ -12,6 +12,7 @@ mod log;
 mod map;
 mod owner;
 mod peers;
+mod rest;
 mod segment;
 mod sharing;
 mod space;

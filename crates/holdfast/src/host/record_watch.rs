@@ -19,8 +19,8 @@ use holdfast_format::meta::{
 use holdfast_host::Order;
 use holdfast_runtime::meta::MetaError;
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pause before what could not be taken in is tried again.

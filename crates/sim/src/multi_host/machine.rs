@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// Calls under way, of all volumes of a host.
 const CALLS_MAX: usize = 1 << 20;
 
-pub(super) struct HostMachine {
+pub struct HostMachine {
     pub host: Host,
     /// To nodes, or to the metadata store.
     calls: Slab<(Option<NodeId>, Call)>,

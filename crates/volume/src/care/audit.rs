@@ -123,6 +123,11 @@ impl Audit {
         self.sharing.clone()
     }
 
+    /// A round is under way.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.round.is_some()
+    }
+
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.round.as_ref().filter(|round| round.pending.is_empty()).map(|round| round.not_before)
     }

@@ -177,6 +177,11 @@ impl Cleaner {
         self.pass.is_none()
     }
 
+    /// Nothing is being looked for either, and what was found is cleaned.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.pass.is_none() && self.search.is_none() && self.found.is_empty()
+    }
+
     /// Whether the pass that is under way reads it.
     pub(crate) fn is_victim(&self, no: SegmentNo) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.victims.iter().any(|victim| victim.no == no))

@@ -56,6 +56,11 @@ impl Care {
         }
     }
 
+    /// Nothing is under way or waits, but what has a deadline.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.cleaner.is_at_rest() && self.repairer.is_at_rest() && self.mover.is_at_rest() && !self.audit.is_at_work()
+    }
+
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self) {
         self.cleaner.verify();

@@ -57,6 +57,10 @@ pub(crate) struct Mover {
 }
 
 impl Mover {
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// The segment of which a shard is moved next.
     pub(crate) fn next(&self) -> Option<SegmentNo> {
         self.list.last().map(|listed| listed.segment)

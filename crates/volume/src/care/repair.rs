@@ -145,6 +145,13 @@ impl Repairer {
         self.queue.contains(&(segment, index))
     }
 
+    /// Nothing is to be made again, compared or deleted.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let has_none = self.queue.is_empty() && self.paused.is_empty() && self.rebuild.is_empty();
+        let is_compared = self.strays.is_empty() && self.listing.is_empty();
+        !self.is_at_work() && has_none && is_compared && !self.degraded
+    }
+
     pub(crate) fn is_at_work(&self) -> bool {
         !self.running.is_empty()
     }

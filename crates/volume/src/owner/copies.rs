@@ -148,10 +148,15 @@ impl Controller {
         if self.basis.now.since(self.copies.tried_at) < RETRY_EVERY || !self.copies.asked.is_empty() {
             return;
         }
-        let lacks = |leg: &Leg| !self.copies.held.contains(leg) && self.peers.is_usable(leg.node);
-        if !self.root.is_swapping() && self.copies.legs().iter().any(lacks) {
+        if !self.root.is_swapping() && self.lacks_copy() {
             self.send_copies(out);
         }
+    }
+
+    /// Whether a leg within reach has no copy.
+    pub(crate) fn lacks_copy(&self) -> bool {
+        let lacks = |leg: &Leg| !self.copies.held.contains(leg) && self.peers.is_usable(leg.node);
+        self.copies.legs().iter().any(lacks)
     }
 
     /// Whether the volume could be opened as it is if the metadata store were lost.

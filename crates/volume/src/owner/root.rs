@@ -88,6 +88,11 @@ impl RootWriter {
         self.proposal.is_some()
     }
 
+    /// It is being changed, or read, or will be.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.proposal.is_some() || self.won.is_some() || self.retry_at.is_some()
+    }
+
     /// The metadata store has answered what it was asked since then.
     pub(crate) fn was_heard_since(&self, then: Instant) -> bool {
         self.heard_at > then

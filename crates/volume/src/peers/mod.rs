@@ -34,9 +34,11 @@ use std::time::Duration;
 /// A device that was still being opened when its node greeted is asked after this often.
 const OPENING_ASKED_EVERY: Duration = Duration::from_millis(50);
 
-/// Free space and journal fill are asked for this often while the volume is in use, and else.
-const STATE_EVERY: Duration = Duration::from_secs(1);
-const STATE_EVERY_IDLE: Duration = Duration::from_secs(5);
+/// Free space and journal fill are asked for this often while the volume is in use, while it is not, and at rest: then
+/// its host tells what matters.
+pub(crate) const STATE_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const STATE_EVERY_IDLE: Duration = Duration::from_secs(5);
+pub(crate) const STATE_EVERY_REST: Duration = Duration::from_secs(120);
 
 /// A request on its way to a node.
 pub(crate) struct Ask {
@@ -121,6 +123,12 @@ impl Peers {
         self.calls.is_empty()
     }
 
+    /// Whether nothing about any node or device is to be found out, or waited for.
+    pub(crate) fn is_settled(&self) -> bool {
+        let is_known = |node: &Node| !node.suspect && node.is_compared();
+        self.draining.is_empty() && self.outliers.is_calm() && self.nodes.values().all(|n| !n.up || is_known(n))
+    }
+
     /// Whether the node owes something that is over its bound.
     pub(crate) fn is_late(&self, node: NodeId) -> bool {
         self.owed_by(node).any(|(_, call)| call.late)
@@ -161,9 +169,8 @@ impl Peers {
         }
     }
 
-    /// Free space and journal fill are asked for now and then, more often while the volume is in use.
-    pub(crate) fn refresh_state(&mut self, now: Instant, is_in_use: bool, out: Out) {
-        let pace = if is_in_use { STATE_EVERY } else { STATE_EVERY_IDLE };
+    /// Free space and journal fill are asked for now and then.
+    pub(crate) fn refresh_state(&mut self, now: Instant, pace: Duration, out: Out) {
         if now.since(self.state_asked_at) < pace {
             return;
         }

@@ -128,6 +128,11 @@ impl Node {
         self.devices().any(|d| d.health == DeviceHealth::Opening)
     }
 
+    /// What it holds was compared, and nothing is on its way to it.
+    pub(super) fn is_compared(&self) -> bool {
+        (self.inventoried || self.devices.is_empty()) && self.recheck_at.is_none() && !self.has_opening_device()
+    }
+
     pub(super) fn note_suspicion(&mut self, now: Instant) {
         self.suspicions = self.recent_suspicions(now) + 1;
         self.suspected_at = now;
@@ -289,18 +294,20 @@ impl Peers {
         self.refused_bytes.get(&leg).is_none_or(|refused| bytes < *refused)
     }
 
-    pub(crate) fn on_stat(&mut self, id: NodeId, devices: Vec<DeviceStat>) {
+    /// A node tells how its devices are. True where another one serves, or one serves no more.
+    pub(crate) fn on_stat(&mut self, id: NodeId, devices: Vec<DeviceStat>) -> bool {
         self.refused_bytes.retain(|leg, _| leg.node != id);
+        let mut has_changed = false;
         if let Some(node) = self.nodes.get_mut(&id) {
             let serving = |devices: &BTreeMap<DeviceId, DeviceStat>| -> Vec<DeviceId> {
                 devices.values().filter(|d| d.health == DeviceHealth::Serving).map(|d| d.device).collect()
             };
             let before = serving(&node.devices);
             node.devices = devices.into_iter().map(|d| (d.device, d)).collect();
-            if serving(&node.devices) != before {
-                node.inventoried = false;
-            }
+            has_changed = serving(&node.devices) != before;
+            node.inventoried &= !has_changed;
         }
+        has_changed
     }
 
     pub(crate) fn usable_count(&self) -> usize {

@@ -194,6 +194,11 @@ impl Outliers {
     }
 
     /// Those that are slow, with since when.
+    /// No device is slow, or looks as if it were.
+    pub(super) fn is_calm(&self) -> bool {
+        self.devices.values().all(|standing| standing.bad.is_none() && standing.slow_since.is_none())
+    }
+
     pub(super) fn slow(&self) -> impl Iterator<Item = (Leg, Instant)> {
         self.devices.iter().filter_map(|(leg, standing)| Some((*leg, standing.slow_since?)))
     }

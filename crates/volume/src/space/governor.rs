@@ -111,6 +111,11 @@ impl Governor {
         }
     }
 
+    /// Something is moved, or how it is without that is measured.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.moved || self.is_measuring
+    }
+
     /// Whether a shard may be moved now, with guests at work.
     pub(crate) fn admits(&self, now: Instant, need: Need) -> bool {
         !self.is_measuring && now >= self.not_before[need as usize]

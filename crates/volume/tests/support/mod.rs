@@ -677,5 +677,16 @@ impl World {
             n.extra_used = 0;
             n.extra_used = n.stat().free_bytes.saturating_sub(free);
         }
+        self.tell_devices();
+    }
+
+    /// As a host does, which asks all nodes once a second.
+    pub fn tell_devices(&mut self) {
+        for i in 0..self.nodes.len() {
+            if self.nodes[i].up && !self.nodes[i].hung {
+                let (node, devices) = (self.nodes[i].id, vec![self.nodes[i].stat()]);
+                self.push(Event::Devices { node, devices });
+            }
+        }
     }
 }
