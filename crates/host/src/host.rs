@@ -488,14 +488,36 @@ impl Host {
         }
     }
 
+    /// Ticks all that is due. What follows from that may make volumes due that were idle: these have their tick in the
+    /// same event.
     fn on_tick(&mut self, now: Instant, out: Out) {
-        for at in self.volumes.take_due(now) {
-            self.drive(now, at, VolumeEvent::Tick, out);
-            self.tick_filters(now, at, out);
-            self.tick_writers(now, at, out);
-        }
+        let mut ticked = BTreeSet::new();
+        self.tick_volumes(now, &mut ticked, out);
         self.tick_groups(now, out);
         self.forward.tick(now);
+        self.do_chores(now, out);
+        self.settle(now, out);
+        while self.tick_volumes(now, &mut ticked, out) {
+            self.settle(now, out);
+        }
+    }
+
+    /// Ticks volumes that are due, each once in an event; false where there is none.
+    fn tick_volumes(&mut self, now: Instant, ticked: &mut BTreeSet<Token>, out: Out) -> bool {
+        let mut is_any = false;
+        for at in self.volumes.take_due(now) {
+            if ticked.insert(at) {
+                is_any = true;
+                self.drive(now, at, VolumeEvent::Tick, out);
+                self.tick_filters(now, at, out);
+                self.tick_writers(now, at, out);
+            }
+            self.touch(at);
+        }
+        is_any
+    }
+
+    fn do_chores(&mut self, now: Instant, out: Out) {
         if self.chores_at > now {
             return;
         }

@@ -34,6 +34,12 @@ fn clients_of_several_hosts_get_what_they_wrote_whatever_happens() {
     }
 }
 
+/// A session's barrier ends in a tick, and what waited behind it goes to a controller that had nothing to do.
+#[test]
+fn a_volume_that_becomes_due_in_a_tick_has_its_own_in_it() {
+    run_multi_host(MultiHostPlan::from_seed(1_000_240), false).expect("sound");
+}
+
 #[test]
 fn hand_overs_alone_end_no_session() {
     let mut handovers = 0;

@@ -294,7 +294,7 @@ fn of(named: &BTreeMap<SegmentNo, u64>, segment: &SegmentNo) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::map::tests::Kept;
     use crate::segment::tests::{info, no};
@@ -302,7 +302,7 @@ mod tests {
     use holdfast_base::crc32c;
 
     /// Folds all that there is into leaves, which lie in the metadata segment of that number.
-    fn fold(kept: &mut Kept, counter: u64) {
+    pub(in crate::map) fn fold(kept: &mut Kept, counter: u64) {
         let choice = kept.map.choose_leaves(0, 0, 1 << 20);
         assert_eq!(choice.next, None);
         kept.segments.insert(no(9, counter), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });

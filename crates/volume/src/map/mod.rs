@@ -230,6 +230,18 @@ pub(crate) mod tests {
             self.with(|map, accounts| map.map_to(key, blocks, Mapped { place, stamp }, accounts));
         }
 
+        /// Folds all that there is into leaves, which lie in the metadata segment of that number.
+        pub(crate) fn fold(&mut self, counter: u64) {
+            fold::tests::fold(self, counter);
+        }
+
+        /// Takes a leaf out of memory.
+        pub(crate) fn evict(&mut self, no: LeafNo) -> std::sync::Arc<Leaf> {
+            let leaf = self.map.peek(no).expect("it was there");
+            self.map.leaves.remove(no);
+            leaf
+        }
+
         /// Segments by their numbers, as a layer sees the blocks: zero for holes and zeroes.
         pub(crate) fn seen(&mut self, layer: u32, first: u64, blocks: u64) -> Vec<u64> {
             let found = self.map.resolve_through(ObjectId(layer), first, blocks, &Pins::default());
