@@ -146,7 +146,7 @@ fn other_machines_are_served_with_tls_or_where_that_is_said() {
     // What an older release served: the host is up without it.
     let settings = grid.path("holdfast.toml");
     let text = fs::read_to_string(&settings).expect("it is there");
-    fs::write(&settings, text.replace("\nopen = \"on\"", "")).expect("written");
+    fs::write(&settings, text.replace("\nnbd.open = \"on\"", "")).expect("written");
     assert!(grid.fails("config check").contains("nbd.open"));
     let told = grid.ok("grid up");
     assert!(told.contains("NBD is not served") && told.contains("nbd.tls_dir"), "{told}");
@@ -156,9 +156,9 @@ fn other_machines_are_served_with_tls_or_where_that_is_said() {
 
     // The same of keys, by the same words.
     let with_tls =
-        |dir: &Path| format!("{text}\n").replace("\nopen = \"on\"", &format!("\ntls_dir = '{}'", dir.display()));
+        |dir: &Path| format!("{text}\n").replace("\nnbd.open = \"on\"", &format!("\nnbd.tls_dir = '{}'", dir.display()));
     let write = |dir: &Path| {
-        let text = with_tls(dir).replace("\n# tls_dir", "\n# other");
+        let text = with_tls(dir).replace("\n# nbd.tls_dir", "\n# other");
         fs::write(&settings, text).expect("written");
     };
     write(&odd);
