@@ -155,8 +155,9 @@ fn other_machines_are_served_with_tls_or_where_that_is_said() {
     until("the volume is served", || open(nbd(), "v1").is_ok());
 
     // The same of keys, by the same words.
-    let with_tls =
-        |dir: &Path| format!("{text}\n").replace("\nnbd.open = \"on\"", &format!("\nnbd.tls_dir = '{}'", dir.display()));
+    let with_tls = |dir: &Path| {
+        format!("{text}\n").replace("\nnbd.open = \"on\"", &format!("\nnbd.tls_dir = '{}'", dir.display()))
+    };
     let write = |dir: &Path| {
         let text = with_tls(dir).replace("\n# nbd.tls_dir", "\n# other");
         fs::write(&settings, text).expect("written");
