@@ -20,7 +20,8 @@ use std::path::PathBuf;
     holdfast grid up                             four nodes with two devices each, in ~/.holdfast/grid\n  \
     holdfast grid up --dir /data/grid --nodes 3 --devices 1 --device-size 2GiB\n  \
     holdfast grid up --etcd http://10.0.0.9:2379 --name a --address 10.0.0.1               the first of several machines\n  \
-    holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN  the next one, with\n                                               a token of `holdfast grid token` on the first\n  \
+    holdfast grid up --etcd http://10.0.0.9:2379 --name b --address 10.0.0.2 --join TOKEN  the next one, with\n\
+    \x20                                              a token of `holdfast grid token` on the first\n  \
     holdfast grid up --device /dev/nvme0n1 --device /dev/nvme1n1   one node on empty devices\n  \
     holdfast grid status\n  \
     holdfast grid down                           everything stops; `holdfast grid up` goes on where it was\n\n\

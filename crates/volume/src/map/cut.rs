@@ -110,20 +110,8 @@ impl<V: Sliceable> Cuttable<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::rangemap::tests::Tagged;
     use proptest::prelude::*;
-
-    /// A value that knows which block each of its blocks belongs to.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct Tagged {
-        tag: u32,
-        first: u64,
-    }
-
-    impl Sliceable for Tagged {
-        fn slice(&self, offset: u64, _len: u64) -> Self {
-            Tagged { tag: self.tag, first: self.first + offset }
-        }
-    }
 
     type Blocks = Vec<Option<Tagged>>;
 

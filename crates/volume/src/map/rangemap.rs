@@ -137,15 +137,15 @@ impl<V: Sliceable> RangeMap<V> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     /// A value that knows which block each of its blocks belongs to.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    struct Tagged {
-        tag: u32,
-        first: u64,
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in crate::map) struct Tagged {
+        pub tag: u32,
+        pub first: u64,
     }
 
     impl Sliceable for Tagged {
