@@ -91,6 +91,8 @@ pub(crate) struct Session {
     bound: Option<Bound>,
     /// When its last write was answered.
     wrote_at: Option<Instant>,
+    /// Nothing that it asks is older.
+    opened_at: Instant,
 }
 
 impl Session {
@@ -132,12 +134,18 @@ impl Host {
         out: Out,
     ) -> Result<(Token, ExportInfo), Denied> {
         let now = self.pass_to(now);
-        let opened = self.open_now(connection, export, out);
+        let opened = self.open_now(now, connection, export, out);
         self.settle(now, out);
         opened
     }
 
-    fn open_now(&mut self, connection: Connection, export: &str, out: Out) -> Result<(Token, ExportInfo), Denied> {
+    fn open_now(
+        &mut self,
+        now: Instant,
+        connection: Connection,
+        export: &str,
+        out: Out,
+    ) -> Result<(Token, ExportInfo), Denied> {
         let deny = |kind, why: String| Err(Denied { kind, why });
         if self.is_stopping {
             return deny(DeniedKind::Later, "this host is stopping; connect again later".to_string());
@@ -152,7 +160,7 @@ impl Host {
         let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
         let is_elsewhere = !found.as_ref().is_some_and(|(_, _, volume)| volume.admits(ticket));
         if let Some((volume, info)) = self.forward.export(shown).filter(|_| is_elsewhere && ticket.is_none()) {
-            return Ok((self.open_forwarded(connection, (volume, shown), out), info));
+            return Ok((self.open_forwarded(now, connection, (volume, shown), out), info));
         }
         let Some((at, head, volume)) = found else {
             return deny(DeniedKind::Unknown, format!("volume {shown} is not exported; `holdfast volume list`"));
@@ -173,13 +181,20 @@ impl Host {
         };
         let of = volume.id;
         if ticket.is_none() && self.forward.is_offered(of) {
-            return Ok((self.open_forwarded(connection, (of, shown), out), info));
+            return Ok((self.open_forwarded(now, connection, (of, shown), out), info));
         }
-        Ok((self.open_bound(connection, (of, export), Bound { at, target, head }, out), info))
+        Ok((self.open_bound(now, connection, (of, export), Bound { at, target, head }, out), info))
     }
 
     /// The session is bound for life: it begins when what was asked of the volume before is done.
-    fn open_bound(&mut self, connection: Connection, (of, export): (VolumeId, &str), bound: Bound, out: Out) -> Token {
+    fn open_bound(
+        &mut self,
+        now: Instant,
+        connection: Connection,
+        (of, export): (VolumeId, &str),
+        bound: Bound,
+        out: Out,
+    ) -> Token {
         info(out, format!("client {} opens {}", connection.label, split_ticket(export).0));
         let association = connection.association.clone();
         let session = self.sessions.insert(Session {
@@ -190,6 +205,7 @@ impl Host {
             held: Held::Nothing,
             bound: Some(bound),
             wrote_at: None,
+            opened_at: now,
         });
         let volume = self.volumes.table.get_mut(bound.at).expect("just found");
         volume.add_session(bound.head);
@@ -201,7 +217,13 @@ impl Host {
     }
 
     /// The session begins when others have passed on what they had of the volume.
-    fn open_forwarded(&mut self, connection: Connection, (of, export): (VolumeId, &str), out: Out) -> Token {
+    fn open_forwarded(
+        &mut self,
+        now: Instant,
+        connection: Connection,
+        (of, export): (VolumeId, &str),
+        out: Out,
+    ) -> Token {
         info(out, format!("client {} opens {export}, which several hosts offer", connection.label));
         let session = self.sessions.insert(Session {
             connection,
@@ -211,6 +233,7 @@ impl Host {
             held: Held::Arriving(Vec::new()),
             bound: None,
             wrote_at: None,
+            opened_at: now,
         });
         self.forward.owner_events.push_back(OwnerEvent::Arrive { session });
         session
@@ -258,12 +281,18 @@ impl Host {
     pub(crate) fn on_request(&mut self, now: Instant, session: Token, request: BlockRequest, out: Out) {
         let since = self.forward.since(now);
         let Some(of) = self.sessions.get_mut(session) else { return };
+        let asked = (request, since.max(of.opened_at));
         match &mut of.held {
-            Held::Arriving(requests) | Held::Behind(requests) => requests.push((request, since)),
-            Held::Nothing if of.is_forwarded => {
-                self.forward.events.push_back(IngressEvent::Request { session, request, since });
-            }
-            Held::Nothing => self.submit_bound(now, session, (request, since), out),
+            Held::Arriving(requests) | Held::Behind(requests) => requests.push(asked),
+            Held::Nothing => self.submit(now, session, asked, out),
+        }
+    }
+
+    /// To the volume of a session that has begun.
+    fn submit(&mut self, now: Instant, session: Token, (request, since): Asked, out: Out) {
+        match self.is_forwarded(session) {
+            true => self.forward.events.push_back(IngressEvent::Request { session, request, since }),
+            false => self.submit_bound(now, session, (request, since), out),
         }
     }
 
@@ -326,7 +355,7 @@ impl Host {
         let Some(of) = self.sessions.get_mut(session) else { return };
         if let Held::Behind(requests) = std::mem::take(&mut of.held) {
             for asked in requests {
-                self.submit_bound(now, session, asked, out);
+                self.submit(now, session, asked, out);
             }
         }
     }

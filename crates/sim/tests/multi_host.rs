@@ -40,6 +40,13 @@ fn a_volume_that_becomes_due_in_a_tick_has_its_own_in_it() {
     run_multi_host(MultiHostPlan::from_seed(1_000_240), false).expect("sound");
 }
 
+/// A session waits for others' requests, and its host stands still for longer than its client waits for it. What the session was
+/// asked before is too old then, although the session begins only now.
+#[test]
+fn what_a_session_held_before_it_began_is_as_old_as_it_is() {
+    run_multi_host(MultiHostPlan::from_seed(1_000_483), false).expect("sound");
+}
+
 #[test]
 fn hand_overs_alone_end_no_session() {
     let mut handovers = 0;

@@ -88,7 +88,8 @@ pub enum Event {
     Request {
         session: Token,
         request: BlockRequest,
-        /// The earliest that the client may have sent it: see [`Ingress::since`].
+        /// The earliest that the client may have sent it: see [`Ingress::since`]. Often before [`Event::Open`], where the
+        /// session had to wait for others.
         since: Instant,
     },
     /// The controller beside the portal does not own the volume that the session is of; what it was asked follows.
@@ -183,8 +184,6 @@ struct Session {
     state: State,
     /// Not answered yet, and not the controller's.
     pending: BTreeMap<RequestToken, (BlockOp, Instant)>,
-    /// Nothing of it is older.
-    opened_at: Instant,
     /// It was never attached, nor here.
     fresh: bool,
     /// When an owner was last heard of, where no link says it.
@@ -435,7 +434,6 @@ impl Ingress {
             is_fenced: false,
             state,
             pending: BTreeMap::new(),
-            opened_at: self.now,
             fresh: true,
             heard_at: self.now,
         };
@@ -466,13 +464,18 @@ impl Ingress {
 
     fn on_request(&mut self, token: Token, request: BlockRequest, since: Instant, out: Out) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
-        if session.state == State::Here {
-            return out.push(Effect::Submit { session: token, request, since });
+        let is_old = self.now.since(since) >= HOLD_MAX && !self.mutations.never_lapses();
+        match session.state {
+            State::Here if is_old => return self.end(token, out),
+            State::Here => return out.push(Effect::Submit { session: token, request, since }),
+            _ => {}
         }
-        let before = session.pending.insert(request.token, (request.op, since.max(session.opened_at)));
+        let before = session.pending.insert(request.token, (request.op, since));
         assert!(before.is_none(), "session {token:?} asks {:?} twice", request.token);
-        if let State::Attached(peer) = session.state {
-            self.send_op(peer, token, request.token, out);
+        match session.state {
+            _ if is_old => self.steer(token, out),
+            State::Attached(peer) => self.send_op(peer, token, request.token, out),
+            _ => {}
         }
     }
 
