@@ -289,11 +289,12 @@ impl Host {
     }
 
     /// To the volume of a session that has begun.
-    fn submit(&mut self, now: Instant, session: Token, (request, since): Asked, out: Out) {
-        match self.is_forwarded(session) {
-            true => self.forward.events.push_back(IngressEvent::Request { session, request, since }),
-            false => self.submit_bound(now, session, (request, since), out),
+    fn submit(&mut self, now: Instant, session: Token, asked: Asked, out: Out) {
+        if !self.is_forwarded(session) {
+            return self.submit_bound(now, session, asked, out);
         }
+        let (request, since) = asked;
+        self.forward.events.push_back(IngressEvent::Request { session, request, since });
     }
 
     /// To the controller of the volume that the session is bound to.

@@ -1,10 +1,12 @@
 //! What a volume consists of, for a person who wants to see it: counted when asked, from what the controller knows.
 
+use crate::api::Status;
 use crate::controller::Controller;
 use crate::segment::Kind;
-use holdfast_base::{BLOCK_BYTES, DeviceId, LedgerId, Lsn};
+use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, LedgerId, Lsn};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, Leg};
+use holdfast_format::tier::Tiers;
 use std::collections::BTreeMap;
 
 /// The parts of a volume, from its guests' requests down to devices.
@@ -80,6 +82,68 @@ pub struct DeviceParts {
 }
 
 impl Controller {
+    pub fn status(&self) -> Status {
+        let known = self.basis.is_known();
+        let own = self.segments.own_totals();
+        Status {
+            state: self.state,
+            epoch: if known { self.epoch() } else { Epoch(0) },
+            size_bytes: if known { self.root().size_bytes } else { 0 },
+            layout: if known { self.root().layout } else { holdfast_format::geometry::Layout::DEFAULT },
+            log_bytes: self.log.bytes,
+            mapped_blocks: self.mapped_blocks(),
+            segment_count: own.segments,
+            degraded_segments: if known { self.degraded_segments() } else { 0 },
+            at_risk_entries: self.at_risk_entries(),
+            is_recoverable: self.is_recoverable(),
+            suspect_nodes: self.peers.suspects(),
+            snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
+            clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
+            space: own.space,
+            sharing: self.care.audit.sharing(),
+            layers_going: self.map.layers().going_count(),
+            left_to_drain: self.left_to_drain(),
+            left_to_balance_bytes: self.care.mover.left_to_balance_bytes(self.topology()),
+            tiers: if known { self.root().tiers } else { Tiers::default() },
+            first_tier: self.tier_use(),
+            astray_segments: if known { self.astray_segments() } else { 0 },
+            dependents: if known { self.root().dependents.clone() } else { Vec::new() },
+            counters: self.counters,
+        }
+    }
+
+    fn mapped_blocks(&self) -> u64 {
+        let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
+        self.segments.totals().visible_blocks + in_log
+    }
+
+    /// Everything inside, for a person who looks into a simulation that failed.
+    pub fn dump(&self) -> String {
+        format!(
+            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\n\
+             open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\n\
+             log {} bytes, {} entries, completed {}",
+            self.segments,
+            self.care.repairer,
+            self.care.cleaner,
+            self.reads,
+            self.fetches,
+            self.leaf_loads,
+            self.awaiting_grant,
+            self.peers.calls(),
+            self.log.open,
+            self.opening,
+            self.writer.summaries(),
+            self.peers,
+            self.checkpointer,
+            self.room,
+            self.family,
+            self.log.bytes,
+            self.log.len(),
+            self.log.completed
+        )
+    }
+
     /// Takes time for each segment: for a person's command, not for every status.
     pub fn anatomy(&self) -> Anatomy {
         let (segments, devices) = self.segment_parts();
@@ -94,7 +158,7 @@ impl Controller {
             },
             log: self.log_parts(),
             segments,
-            jobs: self.jobs.len() as u64,
+            jobs: self.writer.len() as u64,
             devices,
         }
     }

@@ -23,7 +23,7 @@
 //! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
 
 pub(crate) use crate::api::Out;
-use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Status, Target};
+use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Target};
 use crate::basis::Basis;
 use crate::care::{Around, Care, CleanRead, Cleaned, Header, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
 use crate::io::quiesce::Quiesce;
@@ -32,7 +32,7 @@ use crate::io::read_ahead::ReadAhead;
 use crate::io::write::Writes;
 use crate::log::pressure::Pressure;
 use crate::log::roll::Roll;
-use crate::log::window::{Log, WriteOp};
+use crate::log::window::{Done, Log, WriteOp};
 use crate::map::{Accounts, Checkpointer, CloneInfo, Leaf, LeafLoad, LeafNo, LeafWaiter, Map, Snapshot, Span};
 use crate::owner::copies::RootCopies;
 use crate::owner::handover::Handover;
@@ -44,10 +44,11 @@ use crate::peers::{
     Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth,
 };
 use crate::rest::{Rest, TICK_REST};
-use crate::segment::direct::DirectWrites;
+use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
+use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Seal;
 use crate::segment::fetch::{Fetch, FetchError, Recipient};
-use crate::segment::writer::{SegmentJob, put_doublings};
+use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
 use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::sharing::family::Family;
 use crate::sharing::snapshots::Changes;
@@ -60,11 +61,11 @@ use crate::turn::Turn;
 use crate::wants::Wants;
 use holdfast_base::time::earliest;
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, Lsn,
-    NodeId, ObjectId, Prng, RequestToken, Slab, Token,
+    BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, NodeId,
+    ObjectId, Prng, RequestToken, Slab, Token,
 };
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::SegmentNo;
+use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
@@ -102,9 +103,7 @@ pub struct Controller {
     pub(crate) roll: Option<Roll>,
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
-    /// Where the last segment that was destaged in a sweep ended: of data that is not likely to die soon, and of data
-    /// that is.
-    pub(crate) destage_cursors: [Key; 2],
+    destager: Destager,
     pub(crate) map: Map,
     pub(crate) rotation: Rotation,
     pub(crate) governor: Governor,
@@ -119,7 +118,7 @@ pub struct Controller {
     pub(crate) fetches: Slab<Fetch>,
     /// Fetches that a node had no room for.
     pub(crate) refused_fetches: Vec<Token>,
-    pub(crate) jobs: Slab<SegmentJob>,
+    pub(crate) writer: SegmentWriter,
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
     pub(crate) direct: DirectWrites,
@@ -159,7 +158,7 @@ impl Controller {
             roll: None,
             next_ledger: 0,
             log: Log::default(),
-            destage_cursors: [Key(0); 2],
+            destager: Destager::default(),
             map: Map::new(config.map_cache_bytes_max),
             rotation: Rotation::default(),
             governor: Governor::default(),
@@ -173,7 +172,7 @@ impl Controller {
             awaiting_grant: Vec::new(),
             fetches: Slab::new(CALLS_MAX),
             refused_fetches: Vec::new(),
-            jobs: Slab::new(1024),
+            writer: SegmentWriter::default(),
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
             direct: DirectWrites::default(),
@@ -297,7 +296,7 @@ impl Controller {
     /// Everything is where it stays: in segments, and named by a checkpoint.
     fn is_destaged(&self) -> bool {
         self.log.all_destaged()
-            && self.jobs.is_empty()
+            && self.writer.is_empty()
             && self.fetches.is_empty()
             && self.wants == Wants::default()
             && self.checkpointer.is_idle()
@@ -416,6 +415,188 @@ impl Controller {
             guests_are_at_work,
         };
         (&mut self.care, around)
+    }
+
+    // ---- segments ----
+
+    /// Has the writer do something, and sees to what follows.
+    fn drive_writer<T>(
+        &mut self,
+        out: Out,
+        act: impl FnOnce(&mut SegmentWriter, &mut writer::Around<'_>, Out) -> T,
+    ) -> T {
+        let mut wishes = Vec::new();
+        let mut around = writer::Around {
+            basis: &self.basis,
+            peers: &mut self.peers,
+            segments: &mut self.segments,
+            rotation: &mut self.rotation,
+            rng: &mut self.rng,
+            counters: &mut self.counters,
+            seals: &mut self.seals,
+            wishes: &mut wishes,
+        };
+        let outcome = act(&mut self.writer, &mut around, out);
+        for wish in wishes {
+            match wish {
+                Wish::Commit(job, commit) => {
+                    self.append_control(Record::Commit(commit), Done::Committed(job), out);
+                }
+                Wish::Durable(written) => self.on_metadata_durable(written, out),
+                Wish::Abandon(no, homes) => self.abandon_segment(no, homes, out),
+                Wish::Stray(leg, no, index) => self.care.repairer.note_stray((leg, no, index)),
+                Wish::Degraded => self.care.repairer.note_degraded(),
+            }
+        }
+        outcome
+    }
+
+    pub(crate) fn write_segment(&mut self, work: Work, out: Out) {
+        if matches!(work.kind, JobKind::Direct { .. }) {
+            self.counters.bypass_bytes += work.bytes();
+        }
+        self.drive_writer(out, |writer, around, out| writer.start(around, work, out));
+    }
+
+    fn on_put_lost(&mut self, put: Put, out: Out) {
+        self.drive_writer(out, |writer, around, out| writer.on_put_lost(around, put, out));
+    }
+
+    fn replace_shards_on(&mut self, node: NodeId, out: Out) {
+        self.drive_writer(out, |writer, around, out| writer.replace_on(around, node, out));
+    }
+
+    fn on_metadata_durable(&mut self, written: Written, out: Out) {
+        let Written { kind, id, geometry, homes } = written;
+        match kind {
+            JobKind::Leaves => self.on_leaves_durable(id.into(), out),
+            JobKind::Runs { part } => self.on_runs_durable(part, id.into(), out),
+            JobKind::Fork { part, .. } => self.on_fork_durable(id, part, geometry, &homes),
+            JobKind::Destage { .. } | JobKind::Clean { .. } | JobKind::Direct { .. } => {
+                unreachable!("data has a commit record")
+            }
+        }
+    }
+
+    /// Its commit record is in the log.
+    pub(crate) fn on_segment_committed(&mut self, job: Token, out: Out) {
+        let (kind, blocks) = self.writer.on_committed(job);
+        match kind {
+            JobKind::Destage { entries } => {
+                self.counters.destaged_bytes += blocks * BLOCK_BYTES as u64;
+                entries.into_iter().for_each(|lsn| self.log.set_destaging(lsn, false));
+            }
+            JobKind::Clean { .. } => self.on_cleaned(blocks, out),
+            JobKind::Direct { writes } => self.on_direct_ended(writes, None, out),
+            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
+                unreachable!("the writer has seen to that")
+            }
+        }
+    }
+
+    /// Parked segments get a place. Where there are nodes enough, and still no place, the grid is full: bulk writers hear
+    /// of it, and other work waits for space.
+    fn retry_parked_segments(&mut self, out: Out) {
+        // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
+        let family = &self.family;
+        self.writer.drop_parked(|kind| match kind {
+            JobKind::Fork { volume, .. } => family.is_forking(*volume),
+            _ => true,
+        });
+        let parked = self.drive_writer(out, |writer, around, out| writer.retry_parked(around, out));
+        if self.topology().layout_now().is_none() {
+            return;
+        }
+        for (job, kind) in parked {
+            match kind {
+                JobKind::Direct { writes } if self.room_expected_at().is_none() => {
+                    self.writer.give_up(job);
+                    self.on_direct_ended(writes, Some(BlockError::NoSpace), out);
+                }
+                // Collected anew: of what it holds much may have been overwritten when there is room again.
+                JobKind::Destage { entries } => {
+                    self.writer.give_up(job);
+                    self.log.destage_again(&entries);
+                    self.room.on_destage_refused(self.basis.now);
+                }
+                JobKind::Clean { .. } => {
+                    self.writer.give_up(job);
+                    self.on_clean_refused();
+                }
+                JobKind::Direct { .. } | JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {}
+            }
+        }
+    }
+
+    fn drive_destage(&mut self, out: Out) {
+        self.retry_parked_segments(out);
+        if self.topology().layout_now().is_none() || !self.room.may_destage(self.basis.now) {
+            return;
+        }
+        let mut running = self.writer.destages();
+        while running < DESTAGES_MAX {
+            let is_forced = self.destage_is_forced() || running == 0 && self.empties_log();
+            let urge = Urge { is_forced, journal_fill: self.checkpointer.journal_fill(), running };
+            let Some(work) = self.destager.next(&self.basis.config, &mut self.log, &self.map, urge) else { return };
+            self.write_segment(work, out);
+            running += 1;
+        }
+    }
+
+    /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
+    fn destage_is_forced(&mut self) -> bool {
+        if self.state == State::Closing || self.room.is_short() || self.fork_waits() {
+            return true;
+        }
+        let oldest = self.log.next_to_destage();
+        oldest <= self.log.completed
+            && self.log.get(oldest).is_some_and(|e| {
+                self.basis.now.since(e.appended_at) >= self.basis.config.destage_age_max || self.is_at_risk(e)
+            })
+    }
+
+    /// Whole blocks of a bulk write become a segment, with others that come in time.
+    pub(crate) fn write_directly(&mut self, op: Token, first: Key, data: Buf, out: Out) {
+        let segment_bytes = self.basis.config.segment_payload_bytes as usize;
+        let (parts, full) = self.direct.add(self.basis.now, segment_bytes, op, first, &data);
+        // One part stands for the write as a whole, and ends below: what is refused at once does not end it before.
+        self.add_parts(parts, op);
+        for work in full {
+            self.write_segment(work, out);
+        }
+        if let Some(work) = self.direct.close_early() {
+            self.write_segment(work, out);
+        }
+        self.on_write_part_done(op, out);
+    }
+
+    /// What has been collected goes out now.
+    pub(crate) fn flush_direct_writes(&mut self, out: Out) {
+        if let Some(work) = self.direct.close() {
+            self.write_segment(work, out);
+        }
+    }
+
+    /// A segment of bulk writes is a part of the volume, or there is no room for it.
+    fn on_direct_ended(&mut self, runs: Vec<DirectRun>, error: Option<BlockError>, out: Out) {
+        self.direct.on_segment_ended();
+        for run in runs {
+            self.direct.on_run_ended(run);
+            match error {
+                Some(error) => self.fail_write(run.0, error, out),
+                None => self.on_write_part_done(run.0, out),
+            }
+        }
+        if error.is_none()
+            && let Some(work) = self.direct.close_early()
+        {
+            self.write_segment(work, out);
+        }
+    }
+
+    /// What was encrypted since the last call, where [`Config::notes_seals`] asks for it.
+    pub fn take_seals(&mut self) -> Vec<Seal> {
+        std::mem::take(&mut self.seals)
     }
 
     fn drive_repair(&mut self, out: Out) {
@@ -537,8 +718,7 @@ impl Controller {
             let found = self.survey.look(topology, segments);
             found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
         };
-        let placed = self.jobs.iter().filter_map(|(_, job)| job.placed_data());
-        self.rotation.measure(topology, segments, there, placed);
+        self.rotation.measure(topology, segments, there, self.writer.placed_data());
         if self.room.is_wanted() || !self.rotation.is_due(topology, guests_rest) {
             return Vec::new();
         }
@@ -604,9 +784,7 @@ impl Controller {
         match care.cleaner.on_part(&mut around, pass, part, result) {
             Read::Nothing => {}
             Read::On => self.read_live(out),
-            Read::All(work) => {
-                self.start_job(work, out);
-            }
+            Read::All(work) => self.write_segment(work, out),
         }
     }
 
@@ -717,7 +895,7 @@ impl Controller {
     }
 
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
-    fn degraded_segments(&self) -> u64 {
+    pub(crate) fn degraded_segments(&self) -> u64 {
         self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments)
     }
 
@@ -780,7 +958,7 @@ impl Controller {
         self.survey.look(self.topology(), &self.segments)
     }
 
-    fn astray_segments(&self) -> u64 {
+    pub(crate) fn astray_segments(&self) -> u64 {
         if self.root().tiers == Tiers::default() { 0 } else { self.survey().astray().len() as u64 }
     }
 
@@ -796,7 +974,7 @@ impl Controller {
 
     /// Guests' data that was let in and is in no segment yet.
     pub fn unplaced_bytes(&self) -> u64 {
-        self.log.bytes + self.direct.in_flight_bytes
+        self.log.bytes + self.direct.in_flight_bytes()
     }
 
     fn on_set_aside(&mut self, claims: Vec<Claim>) {
@@ -807,7 +985,8 @@ impl Controller {
     }
 
     fn look_for_room(&mut self) {
-        let undestaged_bytes = self.log.waiting_bytes() + self.log.in_flight_bytes() + self.unwritten_destage_bytes();
+        let undestaged_bytes =
+            self.log.waiting_bytes() + self.log.in_flight_bytes() + self.writer.unwritten_destage_bytes();
         let let_in = LetIn { undestaged_bytes, unplaced_bytes: self.unplaced_bytes() };
         self.room.look(Topology::new(&self.basis, &self.peers), let_in);
     }
@@ -927,7 +1106,11 @@ impl Controller {
             Purpose::Knows { leg } => self.on_known(leg, &reply, out),
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read(ledger, leg, reply, &payload, out),
             Purpose::Grant { leg, ledger } => self.on_granted(ledger, leg, sent_at, &reply, out),
-            Purpose::PutShard { job, shard } => self.on_shard_put(job, shard, node, &reply, out),
+            Purpose::PutShard { job, shard } => {
+                self.drive_writer(out, |writer, around, out| {
+                    writer.on_put(around, Put { job, shard, node }, &reply, out)
+                });
+            }
             Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, &reply, payload, out),
             Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
             Purpose::RepairRead { repair, shard } => {
@@ -980,7 +1163,7 @@ impl Controller {
             Purpose::Knows { leg } => self.on_knows_lost(leg, out),
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read_lost(ledger, leg, out),
             Purpose::Grant { leg, ledger } => self.on_grant_lost(ledger, leg),
-            Purpose::PutShard { job, shard } => self.on_put_lost(job, shard, call.node, out),
+            Purpose::PutShard { job, shard } => self.on_put_lost(Put { job, shard, node: call.node }, out),
             Purpose::Fetch { fetch, shard } => self.on_fetch_lost(fetch, shard, call.node, out),
             Purpose::Header { cleaner, victim } => self.ask_header(cleaner, victim, out),
             Purpose::RepairRead { repair, .. }
@@ -1036,8 +1219,8 @@ impl Controller {
 
     /// What is over its bound is hedged, who is far over it is suspected.
     fn judge_calls(&mut self, out: Out) {
-        let (jobs, now) = (&self.jobs, self.basis.now);
-        let found = self.peers.judge(&self.basis, |purpose| put_doublings(jobs, purpose));
+        let (writer, now) = (&self.writer, self.basis.now);
+        let found = self.peers.judge(&self.basis, |purpose| writer.put_doublings(purpose));
         if found.is_unclear {
             // To tell a slow node from a host that stands still.
             for node in self.peers.ids() {
@@ -1088,7 +1271,9 @@ impl Controller {
                     self.hedge_fetch(fetch, out);
                 }
             }
-            Purpose::PutShard { job, shard } if again => self.on_put_lost(job, shard, call.node, out),
+            Purpose::PutShard { job, shard } if again => {
+                self.on_put_lost(Put { job, shard, node: call.node }, out);
+            }
             // Whether the node is alive decides: a busy disk is waited for, a hung process is not.
             Purpose::PutShard { .. } => self.peers.probe(self.basis.now, call.node, out),
             Purpose::CreateLedger { ledger, leg } => self.on_create_lost(ledger, leg, out),
@@ -1165,7 +1350,9 @@ impl Controller {
         self.renew_grants(out);
         self.serve_granted_reads(out);
         self.rest_readahead();
-        self.tick_direct(out);
+        if let Some(work) = self.direct.close_late(self.basis.now) {
+            self.write_segment(work, out);
+        }
         self.ask_for_journal_room(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);
@@ -1208,6 +1395,8 @@ impl Controller {
         self.segments.verify();
         self.map.verify();
         self.care.verify();
+        self.writer.verify();
+        self.direct.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);
             assert_eq!(
@@ -1216,68 +1405,5 @@ impl Controller {
                 "the table knows which segments are its own"
             );
         }
-    }
-
-    pub fn status(&self) -> Status {
-        let known = self.basis.is_known();
-        let own = self.segments.own_totals();
-        Status {
-            state: self.state,
-            epoch: if known { self.epoch() } else { Epoch(0) },
-            size_bytes: if known { self.root().size_bytes } else { 0 },
-            layout: if known { self.root().layout } else { holdfast_format::geometry::Layout::DEFAULT },
-            log_bytes: self.log.bytes,
-            mapped_blocks: self.mapped_blocks(),
-            segment_count: own.segments,
-            degraded_segments: if known { self.degraded_segments() } else { 0 },
-            at_risk_entries: self.at_risk_entries(),
-            is_recoverable: self.is_recoverable(),
-            suspect_nodes: self.peers.suspects(),
-            snapshots: self.snapshots().map(|(layer, s)| (layer, s.clone())).collect(),
-            clones: self.clones().map(|(head, c)| (head, c.clone())).collect(),
-            space: own.space,
-            sharing: self.care.audit.sharing(),
-            layers_going: self.map.layers().going_count(),
-            left_to_drain: self.left_to_drain(),
-            left_to_balance_bytes: self.care.mover.left_to_balance_bytes(self.topology()),
-            tiers: if known { self.root().tiers } else { Tiers::default() },
-            first_tier: self.tier_use(),
-            astray_segments: if known { self.astray_segments() } else { 0 },
-            dependents: if known { self.root().dependents.clone() } else { Vec::new() },
-            counters: self.counters,
-        }
-    }
-
-    fn mapped_blocks(&self) -> u64 {
-        let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
-        self.segments.totals().visible_blocks + in_log
-    }
-}
-impl Controller {
-    /// Everything inside, for a person who looks into a simulation that failed.
-    pub fn dump(&self) -> String {
-        format!(
-            "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\n\
-             open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\n\
-             log {} bytes, {} entries, completed {}",
-            self.segments,
-            self.care.repairer,
-            self.care.cleaner,
-            self.reads,
-            self.fetches,
-            self.leaf_loads,
-            self.awaiting_grant,
-            self.peers.calls(),
-            self.log.open,
-            self.opening,
-            self.jobs.iter().map(|(_, job)| job.summary()).collect::<Vec<_>>(),
-            self.peers,
-            self.checkpointer,
-            self.room,
-            self.family,
-            self.log.bytes,
-            self.log.len(),
-            self.log.completed
-        )
     }
 }

@@ -18,6 +18,7 @@
 use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
+use crate::segment::encrypt::open_blocks;
 use crate::segment::fetch::{FetchError, Recipient};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
@@ -427,7 +428,8 @@ impl Controller {
         }
         let from = (taker.block - first) as usize * BLOCK_BYTES;
         let sealed = bytes.slice(from..from + taker.blocks as usize * BLOCK_BYTES);
-        match self.opened_blocks(self.basis.segment_id(segment), taker.block, sealed, taker.crcs.as_ref()) {
+        match open_blocks(&self.basis.config, self.basis.segment_id(segment), taker.block, sealed, taker.crcs.as_ref())
+        {
             Some(bytes) => {
                 self.counters.ahead_bytes += bytes.len() as u64;
                 self.on_read_part(taker.op, taker.part, Ok(bytes), out);

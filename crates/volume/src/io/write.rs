@@ -306,7 +306,7 @@ impl Controller {
             return;
         };
         if data.len() >= self.basis.config.bypass_bytes_min as usize {
-            self.add_direct(part.op, key, data, out);
+            self.write_directly(part.op, key, data, out);
             return;
         }
         let entry_max = ENTRY_BYTES_MAX.min(self.basis.config.bypass_bytes_min as usize).max(BLOCK_BYTES);

@@ -65,6 +65,19 @@ impl Controller {
         }
     }
 
+    /// The entry as it goes to legs of its ledger, sealed once for each.
+    fn as_sent(&mut self, lsn: Lsn) -> Sent {
+        let entry = self.log.get(lsn).expect("an entry that is sent is in the window");
+        if let Some(sent) = entry.sealed.as_deref().filter(|sent| sent.is_for(entry.ledger)) {
+            return sent.clone();
+        }
+        let sent = Sent::of(&self.basis.config, lsn, entry, &mut self.seals);
+        if self.is_encrypted() {
+            self.log.get_mut(lsn).expect("just seen").sealed = Some(Box::new(sent.clone()));
+        }
+        sent
+    }
+
     fn send_append(&mut self, lsn: Lsn, ledger: LedgerId, index: u8, leg: Leg, out: Out) {
         let (volume, epoch, acked) = (self.basis.config.volume, self.epoch(), self.log.completed);
         let Some(entry) = self.log.get(lsn) else { return };
@@ -164,7 +177,7 @@ impl Controller {
             Done::Nothing => {}
             Done::Write(op) => self.on_write_part_done(op, out),
             Done::Modified { op, modify } => self.on_modified(op, modify, out),
-            Done::Committed(job) => self.on_committed(job, out),
+            Done::Committed(job) => self.on_segment_committed(job, out),
             Done::Checkpointed(checkpoint) => self.on_checkpointed(lsn, checkpoint, out),
             Done::Rehomed { repair, shard, former } => self.on_rehomed(repair, shard, former, out),
             Done::Freed(segments) => self.on_freed(segments, out),

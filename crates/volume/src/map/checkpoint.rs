@@ -351,7 +351,7 @@ impl Controller {
         writing.pointers.push(Vec::new());
         writing.pending += 1;
         self.counters.checkpoint_bytes += packed.bytes();
-        self.start_job(packed.into_work(kind), out);
+        self.write_segment(packed.into_work(kind), out);
     }
 
     pub(crate) fn on_runs_durable(&mut self, part: usize, segment: SegmentNo, out: Out) {
@@ -416,7 +416,7 @@ impl Controller {
     }
 
     /// An id that was given out and will never be committed.
-    pub(crate) fn abandon_segment(&mut self, no: SegmentNo, _geometry: Geometry, homes: Vec<Leg>, out: Out) {
+    pub(crate) fn abandon_segment(&mut self, no: SegmentNo, homes: Vec<Leg>, out: Out) {
         self.checkpointer.freeing.insert(no, homes);
         self.append_control(Record::Free { segments: vec![no] }, Done::Freed(vec![no]), out);
     }

@@ -324,7 +324,7 @@ impl Controller {
         if payload.used == 0 {
             return self.begin_installing(None, out);
         }
-        self.start_job(payload.into_work(), out);
+        self.write_segment(payload.into_work(), out);
     }
 
     // ---- installing ----

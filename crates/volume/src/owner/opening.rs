@@ -986,7 +986,7 @@ impl Controller {
     pub(crate) fn progress_closing(&mut self, out: Out) {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
-        let idle = self.jobs.is_empty() && self.direct.is_empty() && self.checkpointer.is_idle();
+        let idle = self.writer.is_empty() && self.direct.is_empty() && self.checkpointer.is_idle();
         let is_clean = quiet && destaged && idle && !self.wants.checkpoint && self.log.in_flight() == 0;
         if is_clean || self.close_by.is_some_and(|by| by <= self.basis.now) {
             self.leave(State::Closed, BlockError::ShuttingDown, out);

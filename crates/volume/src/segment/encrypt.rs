@@ -16,7 +16,6 @@
 //! Faults: an entry that does not open counts as damaged on its leg, a block that does not open as a damaged shard.
 
 use crate::api::Config;
-use crate::controller::Controller;
 use crate::log::window::Entry;
 use crate::map::Crcs;
 use crate::segment::fetch::verifies;
@@ -93,72 +92,73 @@ pub(crate) fn opened_entry(
     Some((LogEntry { header: record, crcs: block_crcs(&payload), ..entry }, payload))
 }
 
-impl Controller {
-    /// The entry as it goes to legs of its ledger.
-    pub(crate) fn as_sent(&mut self, lsn: Lsn) -> Sent {
-        let entry = self.log.get(lsn).expect("an entry that is sent is in the window");
-        if let Some(sent) = entry.sealed.as_deref().filter(|sent| sent.ledger == entry.ledger) {
-            return sent.clone();
-        }
-        let key = self
-            .basis
-            .config
-            .key
-            .as_ref()
-            .filter(|_| !entry.payload.is_empty() && !self.basis.config.mutations.log_in_plain());
-        let Some(key) = key else { return as_it_is(entry) };
-        let (ledger, instance) = (entry.ledger, self.basis.config.instance);
-        let cipher = ledger_cipher(&self.basis.config, key, ledger, instance);
+impl Sent {
+    /// An entry as it goes to the legs of its ledger. It is sealed there; what was encrypted is noted in `seals` where
+    /// [`Config::notes_seals`] asks for that.
+    pub(crate) fn of(config: &Config, lsn: Lsn, entry: &Entry, seals: &mut Vec<Seal>) -> Sent {
+        let is_sealed = !entry.payload.is_empty() && !config.mutations.log_in_plain();
+        let Some(key) = config.key.as_ref().filter(|_| is_sealed) else { return as_it_is(entry) };
+        let (ledger, instance) = (entry.ledger, config.instance);
+        let cipher = ledger_cipher(config, key, ledger, instance);
         let mut bytes = writable(&entry.payload);
         let tag = cipher.seal_entry(lsn, &entry.header, &mut bytes);
-        if self.basis.config.notes_seals {
+        if config.notes_seals {
             let digest = (crc32c(&entry.payload), crc32c(&entry.header));
-            self.seals.push(Seal { key: cipher.fingerprint(), position: lsn.0, digest });
+            seals.push(Seal { key: cipher.fingerprint(), position: lsn.0, digest });
         }
         let header = SealedHeader { instance, tag, record: &entry.header }.encode();
         let payload = bytes.freeze();
-        let sent = Sent { ledger, header, crcs: block_crcs(&payload), payload };
-        self.log.get_mut(lsn).expect("just seen").sealed = Some(Box::new(sent.clone()));
-        sent
+        Sent { ledger, header, crcs: block_crcs(&payload), payload }
     }
 
-    /// Payload for the shards of a segment of this id.
-    pub(crate) fn sealed_payload(&mut self, id: SegmentId, payload: &[Buf]) -> Option<SealedPayload> {
-        let cipher = segment_cipher(&self.basis.config, self.basis.config.key.as_ref()?, id);
-        let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
-        let mut sealed = SealedPayload {
-            payload: Vec::with_capacity(payload.len()),
-            crcs: Vec::with_capacity(blocks),
-            checks: Vec::with_capacity(blocks),
-        };
-        for piece in payload {
-            let position = sealed.checks.len() as u32;
-            if self.basis.config.notes_seals {
-                let key = cipher.fingerprint();
-                let plain = block_crcs(piece).into_iter().zip(u64::from(position)..);
-                self.seals.extend(plain.map(|(crc, position)| Seal { key, position, digest: (crc, 0) }));
-            }
-            let mut bytes = writable(piece);
-            cipher.seal_blocks(position, &mut bytes, &mut sealed.checks);
-            sealed.crcs.extend(block_crcs(&bytes));
-            sealed.payload.push(bytes.freeze());
+    /// Whether it is sealed for that ledger.
+    pub(crate) fn is_for(&self, ledger: LedgerId) -> bool {
+        self.ledger == ledger
+    }
+}
+
+/// Payload for the shards of a segment of this id; `None` where the volume has no key.
+pub(crate) fn seal_payload(
+    config: &Config,
+    id: SegmentId,
+    payload: &[Buf],
+    seals: &mut Vec<Seal>,
+) -> Option<SealedPayload> {
+    let cipher = segment_cipher(config, config.key.as_ref()?, id);
+    let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
+    let mut sealed = SealedPayload {
+        payload: Vec::with_capacity(payload.len()),
+        crcs: Vec::with_capacity(blocks),
+        checks: Vec::with_capacity(blocks),
+    };
+    for piece in payload {
+        let position = sealed.checks.len() as u32;
+        if config.notes_seals {
+            let key = cipher.fingerprint();
+            let plain = block_crcs(piece).into_iter().zip(u64::from(position)..);
+            seals.extend(plain.map(|(crc, position)| Seal { key, position, digest: (crc, 0) }));
         }
-        Some(sealed)
+        let mut bytes = writable(piece);
+        cipher.seal_blocks(position, &mut bytes, &mut sealed.checks);
+        sealed.crcs.extend(block_crcs(&bytes));
+        sealed.payload.push(bytes.freeze());
     }
+    Some(sealed)
+}
 
-    /// Blocks of a segment, checked and decrypted; `None` where they are not what was written.
-    pub(crate) fn opened_blocks(&self, id: SegmentId, block: u32, bytes: Buf, checks: Option<&Crcs>) -> Option<Buf> {
-        let Some(key) = &self.basis.config.key else { return verifies(&bytes, checks).then_some(bytes) };
-        let mut plain = writable(&bytes);
-        let checks = checks.map(Crcs::as_slice);
-        let cipher = segment_cipher(&self.basis.config, key, id);
-        cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
-    }
-
-    /// What was encrypted since the last call, where [`Config::notes_seals`] asks for it.
-    pub fn take_seals(&mut self) -> Vec<Seal> {
-        std::mem::take(&mut self.seals)
-    }
+/// Blocks of a segment, checked and decrypted; `None` where they are not what was written.
+pub(crate) fn open_blocks(
+    config: &Config,
+    id: SegmentId,
+    block: u32,
+    bytes: Buf,
+    checks: Option<&Crcs>,
+) -> Option<Buf> {
+    let Some(key) = &config.key else { return verifies(&bytes, checks).then_some(bytes) };
+    let mut plain = writable(&bytes);
+    let checks = checks.map(Crcs::as_slice);
+    let cipher = segment_cipher(config, key, id);
+    cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
 }
 
 fn as_it_is(entry: &Entry) -> Sent {

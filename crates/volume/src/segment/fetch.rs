@@ -12,6 +12,7 @@ use crate::controller::{Controller, Out};
 use crate::map::Crcs;
 use crate::peers::Purpose;
 use crate::segment::Kind;
+use crate::segment::encrypt::open_blocks;
 use crate::sharing::family::LOOKS_MAX;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
 use holdfast_erasure::Code;
@@ -365,7 +366,13 @@ impl Controller {
         if !is_data {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
         }
-        self.opened_blocks(self.basis.segment_id(fetch.segment), fetch.payload_block, bytes, fetch.crcs.as_ref())
+        open_blocks(
+            &self.basis.config,
+            self.basis.segment_id(fetch.segment),
+            fetch.payload_block,
+            bytes,
+            fetch.crcs.as_ref(),
+        )
     }
 
     /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more

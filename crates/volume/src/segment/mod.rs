@@ -4,6 +4,7 @@ pub(crate) mod destage;
 pub(crate) mod direct;
 pub(crate) mod encrypt;
 pub(crate) mod fetch;
+mod shards;
 mod table;
 pub(crate) mod writer;
 

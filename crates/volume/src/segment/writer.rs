@@ -1,28 +1,37 @@
 //! Writing one segment: place, encode, put every shard, then commit.
 //!
+//! Role: owns the segments on their way. What follows from them it leaves to others, as [`Wish`]es: the commit record, word
+//! that metadata is durable, an id that was given up.
+//!
 //! States: parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
 //! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with
 //! the same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old
 //! id is freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is
 //! full.
+//!
+//! Invariants (checked by [`SegmentWriter::verify`]): (1) a segment is committed when all its shards are durable, and not
+//! begun anew from then on; (2) a segment that has a place has a home and a checksum for each of its shards and blocks.
 
-use crate::api::Lane;
-use crate::controller::{Controller, Out};
-use crate::log::window::Done;
-use crate::peers::Purpose;
-use crate::segment::encrypt::SealedPayload;
-use crate::segment::{Kind, SegmentInfo};
-use crate::space::{Keep, Shape, Target, Topology};
+use crate::api::{Config, Counters, Lane, Out};
+use crate::basis::Basis;
+use crate::peers::{Ask, Peers, Purpose};
+use crate::segment::direct::DirectRun;
+use crate::segment::encrypt::{Seal, SealedPayload, seal_payload};
+use crate::segment::shards::pieces_of;
+use crate::segment::{Kind, SegmentInfo, Segments};
+use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
+use holdfast_base::buf::total_len;
 use holdfast_base::{
-    BLOCK_BYTES, BlockCrc, Buf, BufMut, Epoch, Key, Lsn, MediaClass, NodeId, SegmentId, ShardId, Slab, Token, VolumeId,
-    block_crcs, crc32c,
+    BLOCK_BYTES, BlockCrc, Buf, Epoch, Lsn, MediaClass, NodeId, Prng, SegmentId, ShardId, Slab, Token, VolumeId,
 };
-use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{CommitExtent, Record, SegmentCommit, SegmentNo};
+use holdfast_format::record::{CommitExtent, SegmentCommit, SegmentNo};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Refusal, Reply, Request};
+
+/// Segments on their way at a time, parked ones included.
+const JOBS_MAX: usize = 1024;
 
 /// Up to about ten minutes, from 0.6 s on.
 const PUT_DOUBLINGS_MAX: usize = 10;
@@ -34,8 +43,8 @@ pub(crate) enum JobKind {
     Destage { entries: Vec<Lsn> },
     /// The cleaner moves what lives, out of mostly dead segments or out of the first tier.
     Clean { rotates: bool },
-    /// Bulk writes: (write, first block, blocks).
-    Direct { writes: Vec<(Token, Key, u64)> },
+    /// Bulk writes.
+    Direct { writes: Vec<DirectRun> },
     /// Leaves of the map.
     Leaves,
     /// A part of a checkpoint.
@@ -72,6 +81,13 @@ pub(crate) struct Work {
     pub(crate) crcs: Vec<BlockCrc>,
 }
 
+impl Work {
+    /// Of the payload.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.crcs.len() as u64 * BLOCK_BYTES as u64
+    }
+}
+
 #[derive(Debug)]
 struct Shard {
     payload: Vec<Buf>,
@@ -82,7 +98,7 @@ struct Shard {
 }
 
 #[derive(Debug)]
-pub(crate) struct SegmentJob {
+struct SegmentJob {
     work: Work,
     /// Absent while parked.
     placed: Option<Placed>,
@@ -106,139 +122,236 @@ struct Placed {
 }
 
 impl SegmentJob {
-    pub(crate) fn is_parked(&self) -> bool {
+    fn is_parked(&self) -> bool {
         self.placed.is_none()
     }
 
-    /// For a person who looks into a simulation that failed.
-    pub(crate) fn summary(&self) -> String {
-        let (kind, blocks) = (&self.work.kind, self.work.crcs.len());
-        let placed = self.placed.as_ref().map(|p| (p.no, &p.homes, p.committing));
-        format!("{kind:?} of {blocks} blocks, placed {placed:?}")
-    }
-
-    /// Shape and homes of a segment of guests' data that is on its way.
-    pub(crate) fn placed_data(&self) -> Option<(&Geometry, &[Leg])> {
-        let placed = self.placed.as_ref().filter(|_| !self.work.kind.is_meta())?;
-        Some((&placed.geometry, &placed.homes))
-    }
-
-    pub(crate) fn kind(&self) -> &JobKind {
-        &self.work.kind
+    /// Whose ids its shards get.
+    fn owner(&self, basis: &Basis) -> (VolumeId, Epoch) {
+        match self.work.kind {
+            JobKind::Fork { volume, epoch, .. } => (volume, epoch),
+            _ => (basis.volume(), basis.epoch()),
+        }
     }
 }
 
-impl Controller {
-    pub(crate) fn start_job(&mut self, work: Work, out: Out) -> Token {
-        let payload_blocks: usize = work.payload.iter().map(|b| b.len() / BLOCK_BYTES).sum();
-        assert_eq!(payload_blocks, work.crcs.len(), "a checksum a block");
-        let token = self.jobs.insert(SegmentJob { work, placed: None, restarts: 0 });
-        self.place_job(token, out);
-        token
-    }
+/// A shard that a node was given, for a segment that is on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Put {
+    pub(crate) job: Token,
+    pub(crate) shard: ShardId,
+    pub(crate) node: NodeId,
+}
 
-    /// Gives a parked job an id and homes, and sends its shards. Stays parked where there is no room.
-    fn place_job(&mut self, token: Token, out: Out) {
-        let job = self.jobs.get(token).expect("a job under way");
-        let blocks = job.work.crcs.len() as u32;
-        let kind = job.work.kind.clone();
-        let Some((geometry, homes, media)) = self.find_homes(&kind, blocks) else { return };
-        if !kind.is_meta() {
-            self.rotation.on_placed(Topology::new(&self.basis, &self.peers), &kind, &geometry, &homes);
-        }
-        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.basis.config.volume, self.epoch()));
-        let no = self.segments.take_number(epoch);
-        let id = no.of(volume);
-        if volume == self.basis.config.volume {
-            self.segments.unsettle(no);
-        }
-        let (shards, checks) = self.encode(token, id, &geometry);
-        let count = shards.len() as u8;
-        let job = self.jobs.get_mut(token).expect("a job under way");
-        job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, committing: false });
-        self.counters.segments_written += 1;
-        for index in 0..count {
-            // A shard that can't be sent anywhere parks the job again.
-            if self.jobs.get(token).is_some_and(|j| j.placed.as_ref().is_some_and(|p| p.no == no)) {
-                self.put_shard(token, index, out);
-            }
-        }
+/// What comes of segments, for others to see to.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    /// All shards are durable: this record makes the segment a part of the volume.
+    Commit(Token, SegmentCommit),
+    /// The same of metadata, which has no record of its own.
+    Durable(Written),
+    /// The id will never be committed. What may lie there is freed.
+    Abandon(SegmentNo, Vec<Leg>),
+    /// A node that was given the shard of this number did not answer in time; it may write it yet.
+    Stray(Leg, SegmentNo, u8),
+    /// A device has failed.
+    Degraded,
+}
+
+/// A segment of metadata that is durable.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) kind: JobKind,
+    pub(crate) id: SegmentId,
+    pub(crate) geometry: Geometry,
+    pub(crate) homes: Vec<Leg>,
+}
+
+/// What the writer works with.
+pub(crate) struct Around<'a> {
+    pub(crate) basis: &'a Basis,
+    pub(crate) peers: &'a mut Peers,
+    pub(crate) segments: &'a mut Segments,
+    pub(crate) rotation: &'a mut Rotation,
+    pub(crate) rng: &'a mut Prng,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) seals: &'a mut Vec<Seal>,
+    pub(crate) wishes: &'a mut Vec<Wish>,
+}
+
+impl Around<'_> {
+    fn placer(&mut self) -> Placer<'_> {
+        Placer::new(self.basis, self.peers, self.rng)
     }
 
     /// The first place with room for a segment of so many blocks: its shape, its homes, and their class of media.
     fn find_homes(&mut self, kind: &JobKind, blocks: u32) -> Option<(Geometry, Vec<Leg>, Option<MediaClass>)> {
-        let places = self.topology().places(kind, self.rotation.fill_per_mille(self.topology()));
+        let topology = Topology::new(self.basis, self.peers);
+        let places = topology.places(kind, self.rotation.fill_per_mille(topology));
         places.into_iter().find_map(|place| {
             let geometry = Geometry::new(place.layout, blocks);
             let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
             Some((geometry, self.placer().place_segment(place, shard_bytes, kind.keep())?, place.media))
         })
     }
+}
 
-    /// Volume and epoch of the ids that a job's shards get, where they are not ours.
-    fn is_fork_job(&self, token: Token) -> Option<(VolumeId, Epoch)> {
-        match self.jobs.get(token)?.work.kind {
-            JobKind::Fork { volume, epoch, .. } => Some((volume, epoch)),
-            _ => None,
+/// The segments on their way.
+#[derive(Debug)]
+pub(crate) struct SegmentWriter {
+    jobs: Slab<SegmentJob>,
+}
+
+impl Default for SegmentWriter {
+    fn default() -> SegmentWriter {
+        SegmentWriter { jobs: Slab::new(JOBS_MAX) }
+    }
+}
+
+impl SegmentWriter {
+    // ---- what is under way ----
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Segments that log entries are on their way into.
+    pub(crate) fn destages(&self) -> usize {
+        self.jobs.iter().filter(|(_, job)| matches!(job.work.kind, JobKind::Destage { .. })).count()
+    }
+
+    /// Of the log, what is in jobs whose shards are not all durable.
+    pub(crate) fn unwritten_destage_bytes(&self) -> u64 {
+        let is_unwritten = |job: &SegmentJob| job.placed.as_ref().is_none_or(|placed| !placed.committing);
+        let destaged = self.jobs.iter().filter(|(_, job)| matches!(job.work.kind, JobKind::Destage { .. }));
+        let blocks = destaged.filter(|(_, job)| is_unwritten(job)).map(|(_, job)| job.work.crcs.len() as u64);
+        blocks.sum::<u64>() * BLOCK_BYTES as u64
+    }
+
+    /// Shape and homes of segments of guests' data.
+    pub(crate) fn placed_data(&self) -> impl Iterator<Item = (&Geometry, &[Leg])> {
+        let data = self.jobs.iter().filter(|(_, job)| !job.work.kind.is_meta());
+        let placed = data.filter_map(|(_, job)| job.placed.as_ref());
+        placed.map(|placed| (&placed.geometry, placed.homes.as_slice()))
+    }
+
+    /// How often the time that a call may take was doubled: of a shard, with each place that was tried. Where all disks
+    /// that are left are slow the segment is written at their pace, and not begun anew for ever.
+    pub(crate) fn put_doublings(&self, purpose: &Purpose) -> u32 {
+        let Purpose::PutShard { job, shard } = purpose else { return 0 };
+        let Some(job) = self.jobs.get(*job) else { return 0 };
+        let of_shard = job.placed.as_ref().and_then(|placed| placed.shards.get(usize::from(shard.index)));
+        let tried = job.restarts + of_shard.map_or(0, |shard| shard.failed.len());
+        tried.min(PUT_DOUBLINGS_MAX) as u32
+    }
+
+    /// For a person who looks into a simulation that failed.
+    pub(crate) fn summaries(&self) -> Vec<String> {
+        let summary = |job: &SegmentJob| {
+            let (kind, blocks) = (&job.work.kind, job.work.crcs.len());
+            let placed = job.placed.as_ref().map(|p| (p.no, &p.homes, p.committing));
+            format!("{kind:?} of {blocks} blocks, placed {placed:?}")
+        };
+        self.jobs.iter().map(|(_, job)| summary(job)).collect()
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        for (_, job) in self.jobs.iter() {
+            let Some(placed) = &job.placed else { continue };
+            assert_eq!(placed.homes.len(), usize::from(placed.geometry.shard_count()), "a home for each shard");
+            assert_eq!(placed.checks.len(), placed.geometry.payload_blocks as usize, "a checksum for each block");
+            let is_durable = placed.shards.iter().all(|shard| shard.durable);
+            assert_eq!(placed.committing, is_durable, "{:?} is committed when its shards are durable", placed.no);
         }
     }
 
-    /// The shards of a segment, and by what the map is to know its blocks.
-    fn encode(&mut self, token: Token, id: SegmentId, geometry: &Geometry) -> (Vec<Shard>, Vec<BlockCrc>) {
-        let work = &self.jobs.get(token).expect("a job under way").work;
-        let is_meta = work.kind.is_meta();
-        let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
-        let (payload, crcs) = (work.payload.clone(), work.crcs.clone());
-        let sealed = if is_meta { None } else { self.sealed_payload(id, &payload) };
-        let is_sealed = sealed.is_some();
-        let SealedPayload { payload, crcs, checks } =
-            sealed.unwrap_or_else(|| SealedPayload { payload, checks: crcs.clone(), crcs });
-        let pieces = match geometry.parity {
-            0 => mirror_shards(payload, crcs),
-            _ => code_shards(&payload, &crcs, geometry),
-        };
-        let width = geometry.code_width();
-        let shards = (0..geometry.shard_count())
-            .map(|i| {
-                let (data, block_crcs) = &pieces[usize::from(i % width)];
-                let header = ShardHeader {
-                    grid: self.basis.config.grid,
-                    shard: ShardId { segment: id, index: i },
-                    geometry: *geometry,
-                    block_crcs: block_crcs.clone(),
-                    index: index.clone(),
-                    payload_crcs: checks.clone(),
-                    sealed: is_sealed,
-                };
-                let header = header.encode();
-                let header_blocks = (header.len() / BLOCK_BYTES) as u32;
-                let mut payload = vec![Buf::copy_from(&header)];
-                payload.extend(data.iter().cloned());
-                Shard { payload, header_blocks, durable: false, failed: Vec::new() }
-            })
-            .collect();
-        (shards, checks)
+    // ---- places ----
+
+    pub(crate) fn start(&mut self, around: &mut Around<'_>, work: Work, out: Out) {
+        let payload_blocks: usize = work.payload.iter().map(|b| b.len() / BLOCK_BYTES).sum();
+        assert_eq!(payload_blocks, work.crcs.len(), "a checksum a block");
+        let token = self.jobs.insert(SegmentJob { work, placed: None, restarts: 0 });
+        self.place(around, token, out);
     }
 
-    fn put_shard(&mut self, token: Token, index: u8, out: Out) {
+    /// Gives parked jobs a place. Those that stay parked, and what they are of.
+    pub(crate) fn retry_parked(&mut self, around: &mut Around<'_>, out: Out) -> Vec<(Token, JobKind)> {
+        let parked: Vec<Token> = self.jobs.iter().filter(|(_, job)| job.is_parked()).map(|(token, _)| token).collect();
+        for token in &parked {
+            self.place(around, *token, out);
+        }
+        let stays = |token: Token| Some((token, self.jobs.get(token).filter(|job| job.is_parked())?.work.kind.clone()));
+        parked.into_iter().filter_map(stays).collect()
+    }
+
+    /// Ends parked jobs that are of no use any more.
+    pub(crate) fn drop_parked(&mut self, is_of_use: impl Fn(&JobKind) -> bool) {
+        let is_dropped = |job: &SegmentJob| job.is_parked() && !is_of_use(&job.work.kind);
+        let dropped: Vec<Token> = self.jobs.iter().filter(|(_, job)| is_dropped(job)).map(|(token, _)| token).collect();
+        for token in dropped {
+            self.jobs.remove(token);
+        }
+    }
+
+    /// Ends a parked job: there is no room for it.
+    pub(crate) fn give_up(&mut self, token: Token) {
+        let job = self.jobs.remove(token);
+        assert!(job.is_some_and(|job| job.is_parked()), "only what is parked is given up");
+    }
+
+    /// Gives a parked job an id and homes, and sends its shards. Stays parked where there is no room.
+    fn place(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
+        let job = self.jobs.get_mut(token).expect("a job under way");
+        let blocks = job.work.crcs.len() as u32;
+        let Some((geometry, homes, media)) = around.find_homes(&job.work.kind, blocks) else { return };
+        if !job.work.kind.is_meta() {
+            let topology = Topology::new(around.basis, around.peers);
+            around.rotation.on_placed(topology, &job.work.kind, &geometry, &homes);
+        }
+        let (volume, epoch) = job.owner(around.basis);
+        let no = around.segments.take_number(epoch);
+        let id = no.of(volume);
+        if volume == around.basis.volume() {
+            around.segments.unsettle(no);
+        }
+        let (shards, checks) = encode(&around.basis.config, &job.work, id, &geometry, around.seals);
+        let count = shards.len() as u8;
+        job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, committing: false });
+        around.counters.segments_written += 1;
+        for index in 0..count {
+            // A shard that can't be sent anywhere parks the job again.
+            if self.jobs.get(token).is_some_and(|j| j.placed.as_ref().is_some_and(|p| p.no == no)) {
+                self.put(around, token, index, out);
+            }
+        }
+    }
+
+    // ---- shards ----
+
+    fn put(&mut self, around: &mut Around<'_>, token: Token, index: u8, out: Out) {
         let job = self.jobs.get(token).expect("a job under way");
         let placed = job.placed.as_ref().expect("a placed job");
-        let (shard, leg) = (&placed.shards[usize::from(index)], placed.homes[usize::from(index)]);
+        let (shard, Leg { node, device }) = (&placed.shards[usize::from(index)], placed.homes[usize::from(index)]);
         let id = ShardId { segment: placed.id, index };
-        let (volume, epoch) = self.is_fork_job(token).unwrap_or((self.basis.config.volume, self.epoch()));
-        let request =
-            Request::PutShard { device: leg.device, volume, epoch, shard: id, header_blocks: shard.header_blocks };
+        let (volume, epoch) = job.owner(around.basis);
+        let request = Request::PutShard { device, volume, epoch, shard: id, header_blocks: shard.header_blocks };
         let payload = shard.payload.clone();
-        self.counters.segment_bytes_written += holdfast_base::buf::total_len(&payload) as u64;
+        around.counters.segment_bytes_written += total_len(&payload) as u64;
         let purpose = Purpose::PutShard { job: token, shard: id };
-        if self.send(leg.node, Lane::Bulk, purpose, request, payload, out).is_none() {
-            self.replace_shard(token, index, leg.node, out);
+        let ask = Ask { node, lane: Lane::Bulk, purpose, request, payload };
+        if around.peers.send(around.basis.now, ask, out).is_none() {
+            self.replace(around, token, index, node, out);
         }
     }
 
     /// Whether an answer belongs to what the job is at: the same segment id, the same home, not durable yet.
-    fn awaits_put(&self, token: Token, shard: ShardId, node: NodeId) -> Option<Leg> {
-        let placed = self.jobs.get(token)?.placed.as_ref()?;
+    fn awaits(&self, Put { job, shard, node }: Put) -> Option<Leg> {
+        let placed = self.jobs.get(job)?.placed.as_ref()?;
         if placed.committing || placed.id != shard.segment {
             return None;
         }
@@ -246,152 +359,110 @@ impl Controller {
         (leg.node == node && !placed.shards[usize::from(shard.index)].durable).then_some(leg)
     }
 
-    pub(crate) fn on_shard_put(&mut self, token: Token, shard: ShardId, node: NodeId, reply: &Reply, out: Out) {
-        let Some(leg) = self.awaits_put(token, shard, node) else { return };
-        let index = shard.index;
+    /// A node's answer.
+    pub(crate) fn on_put(&mut self, around: &mut Around<'_>, put: Put, reply: &Reply, out: Out) {
+        let Some(leg) = self.awaits(put) else { return };
+        let (token, index, node) = (put.job, put.shard.index, put.node);
         let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("just seen");
         match reply {
             Reply::Done => {
                 placed.shards[usize::from(index)].durable = true;
                 if placed.shards.iter().all(|s| s.durable) {
-                    self.on_segment_durable(token, out);
+                    self.on_durable(around, token);
                 }
             }
             Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice) => {
-                self.peers.on_device_failed(leg);
-                self.care.repairer.note_degraded();
-                self.replace_shard(token, index, node, out);
+                around.peers.on_device_failed(leg);
+                around.wishes.push(Wish::Degraded);
+                self.replace(around, token, index, node, out);
             }
             Reply::Refused(Refusal::NoSpace) => {
-                let shard = &placed.shards[usize::from(index)];
-                self.peers.on_refused(leg, holdfast_base::buf::total_len(&shard.payload) as u64);
-                self.replace_shard(token, index, node, out);
+                let bytes = total_len(&placed.shards[usize::from(index)].payload) as u64;
+                around.peers.on_refused(leg, bytes);
+                self.replace(around, token, index, node, out);
             }
-            _ => self.replace_shard(token, index, node, out),
+            _ => self.replace(around, token, index, node, out),
         }
     }
 
-    pub(crate) fn on_put_lost(&mut self, token: Token, shard: ShardId, node: NodeId, out: Out) {
-        if self.awaits_put(token, shard, node).is_some() {
-            self.replace_shard(token, shard.index, node, out);
+    /// There will be no answer, or it is not waited for any more.
+    pub(crate) fn on_put_lost(&mut self, around: &mut Around<'_>, put: Put, out: Out) {
+        if self.awaits(put).is_some() {
+            self.replace(around, put.job, put.shard.index, put.node, out);
         }
     }
 
     /// Shards under way to a node that is out go elsewhere.
-    pub(crate) fn replace_shards_on(&mut self, node: NodeId, out: Out) {
-        let mut moves = Vec::new();
-        for (token, job) in self.jobs.iter() {
-            let Some(placed) = &job.placed else { continue };
+    pub(crate) fn replace_on(&mut self, around: &mut Around<'_>, node: NodeId, out: Out) {
+        let mut lost = Vec::new();
+        for (job, of) in self.jobs.iter() {
+            let Some(placed) = &of.placed else { continue };
             for (index, leg) in placed.homes.iter().enumerate() {
                 if leg.node == node {
-                    moves.push((token, ShardId { segment: placed.id, index: index as u8 }));
+                    lost.push(Put { job, shard: ShardId { segment: placed.id, index: index as u8 }, node });
                 }
             }
         }
-        for (token, shard) in moves {
-            self.on_put_lost(token, shard, node, out);
+        for put in lost {
+            self.on_put_lost(around, put, out);
         }
     }
 
-    fn replace_shard(&mut self, token: Token, index: u8, failed: NodeId, out: Out) {
+    fn replace(&mut self, around: &mut Around<'_>, token: Token, index: u8, failed: NodeId, out: Out) {
         let job = self.jobs.get_mut(token).expect("a job under way");
         let keep = job.work.kind.keep();
         let placed = job.placed.as_mut().expect("a placed job");
         let shard = &mut placed.shards[usize::from(index)];
         shard.failed.push(failed);
-        let stray = (placed.homes[usize::from(index)], placed.no, index);
-        let (geometry, homes, media) = (placed.geometry, placed.homes.clone(), placed.media);
         let avoid = shard.failed.clone();
-        let bytes = holdfast_base::buf::total_len(&shard.payload) as u64;
+        let bytes = total_len(&shard.payload) as u64;
         // What is left of another volume's it finds itself, when it opens.
-        if placed.id.volume == self.basis.config.volume {
-            self.care.repairer.note_stray(stray);
-            self.peers.recheck(self.basis.now, failed);
+        if placed.id.volume == around.basis.volume() {
+            around.wishes.push(Wish::Stray(placed.homes[usize::from(index)], placed.no, index));
+            around.peers.recheck(around.basis.now, failed);
         }
         // Where a node holds several of its shards another device of the node will do, where the node is there.
-        let is_tried = avoid.len() > usize::from(geometry.shard_count());
-        let holds_several = geometry.layout().is_nested() || self.basis.is_on_devices();
-        let is_avoided = |node: &NodeId| !holds_several || is_tried || !self.peers.is_usable(*node);
+        let is_tried = avoid.len() > usize::from(placed.geometry.shard_count());
+        let holds_several = placed.geometry.layout().is_nested() || around.basis.is_on_devices();
+        let is_avoided = |node: &NodeId| !holds_several || is_tried || !around.peers.is_usable(*node);
         let avoid: Vec<NodeId> = avoid.into_iter().filter(is_avoided).collect();
-        match self.placer().place_again(
-            Shape { geometry: &geometry, homes: &homes },
-            index,
-            bytes,
-            &avoid,
-            Target { keep, media },
-        ) {
+        let shape = Shape { geometry: &placed.geometry, homes: &placed.homes };
+        let target = Target { keep, media: placed.media };
+        match around.placer().place_again(shape, index, bytes, &avoid, target) {
             Some(home) => {
-                let placed = self.jobs.get_mut(token).and_then(|j| j.placed.as_mut()).expect("a placed job");
                 placed.homes[usize::from(index)] = home;
-                self.put_shard(token, index, out);
+                self.put(around, token, index, out);
             }
-            None => self.restart_job(token, out),
+            None => self.restart(around, token),
         }
     }
 
     /// Gives the id up for good and parks the job: the next tick begins it anew with what nodes are there.
-    fn restart_job(&mut self, token: Token, out: Out) {
+    fn restart(&mut self, around: &mut Around<'_>, token: Token) {
         let job = self.jobs.get_mut(token).expect("a job under way");
         job.restarts += 1;
         let placed = job.placed.take().expect("a placed job");
         assert!(!placed.committing, "a segment whose shards are durable is not begun again");
-        if placed.id.volume != self.basis.config.volume {
+        if placed.id.volume != around.basis.volume() {
             return;
         }
         // What a device that hangs has yet to write comes after the deletion.
-        for (index, home) in placed.homes.iter().enumerate().filter(|(index, _)| !placed.shards[*index].durable) {
-            self.care.repairer.note_stray((*home, placed.no, index as u8));
-        }
-        self.abandon_segment(placed.no, placed.geometry, placed.homes, out);
+        let unwritten = placed.homes.iter().enumerate().filter(|(index, _)| !placed.shards[*index].durable);
+        around.wishes.extend(unwritten.map(|(index, home)| Wish::Stray(*home, placed.no, index as u8)));
+        around.wishes.push(Wish::Abandon(placed.no, placed.homes));
     }
 
-    /// Of the log, what is in jobs whose shards are not all durable.
-    pub(crate) fn unwritten_destage_bytes(&self) -> u64 {
-        let is_unwritten = |job: &SegmentJob| job.placed.as_ref().is_none_or(|placed| !placed.committing);
-        let destaged = self.jobs.iter().filter(|(_, job)| matches!(job.kind(), JobKind::Destage { .. }));
-        let blocks = destaged.filter(|(_, job)| is_unwritten(job)).map(|(_, job)| job.work.crcs.len() as u64);
-        blocks.sum::<u64>() * BLOCK_BYTES as u64
-    }
-
-    pub(crate) fn retry_parked_jobs(&mut self, out: Out) {
-        let parked: Vec<Token> = self.jobs.iter().filter(|(_, j)| j.is_parked()).map(|(t, _)| t).collect();
-        for token in parked {
-            self.place_job(token, out);
-            // Nodes enough, and still no place: the grid is full. Bulk writers hear of it; other work waits for space.
-            let full =
-                self.topology().layout_now().is_some() && self.jobs.get(token).is_some_and(SegmentJob::is_parked);
-            match self.jobs.get(token).map(|j| j.work.kind.clone()) {
-                Some(JobKind::Direct { writes }) if full && self.room_expected_at().is_none() => {
-                    self.jobs.remove(token);
-                    self.on_direct_refused(writes, out);
-                }
-                // Collected anew: of what it holds much may have been overwritten when there is room again.
-                Some(JobKind::Destage { entries }) if full => {
-                    self.jobs.remove(token);
-                    self.log.destage_again(&entries);
-                    self.room.on_destage_refused(self.basis.now);
-                }
-                // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
-                Some(JobKind::Fork { volume, .. }) if !self.is_writing_fork(volume) => {
-                    self.jobs.remove(token);
-                }
-                Some(JobKind::Clean { .. }) if full => {
-                    self.jobs.remove(token);
-                    self.on_clean_refused();
-                }
-                _ => {}
-            }
-        }
-    }
+    // ---- ends ----
 
     /// All shards are durable: commit (data), or hand the pointer on (metadata).
-    fn on_segment_durable(&mut self, token: Token, out: Out) {
+    fn on_durable(&mut self, around: &mut Around<'_>, token: Token) {
         let job = self.jobs.get_mut(token).expect("a job under way");
         let placed = job.placed.as_mut().expect("a placed job");
         placed.committing = true;
         if job.work.kind.is_meta() {
-            return self.on_meta_durable(token, out);
+            return self.on_meta_durable(around, token);
         }
+        placed.shards.clear();
         let commit = SegmentCommit {
             segment: placed.no,
             geometry: placed.geometry,
@@ -399,161 +470,266 @@ impl Controller {
             extents: job.work.extents.clone(),
             crcs: placed.checks.clone(),
         };
-        placed.shards.clear();
-        self.append_control(Record::Commit(commit), Done::Committed(token), out);
+        around.wishes.push(Wish::Commit(token, commit));
     }
 
-    fn on_meta_durable(&mut self, token: Token, out: Out) {
+    fn on_meta_durable(&mut self, around: &mut Around<'_>, token: Token) {
         let job = self.jobs.remove(token).expect("a job under way");
-        let placed = job.placed.expect("a placed job");
-        let (kind, live) = match job.work.kind {
-            JobKind::Fork { part, .. } => return self.on_fork_durable(placed.id, part, placed.geometry, &placed.homes),
-            JobKind::Runs { .. } => (Kind::Run, 1),
-            _ => (Kind::Meta, 0),
+        let Placed { no, id, geometry, homes, .. } = job.placed.expect("a placed job");
+        let named = match job.work.kind {
+            JobKind::Runs { .. } => Some((Kind::Run, 1)),
+            JobKind::Fork { .. } => None,
+            _ => Some((Kind::Meta, 0)),
         };
-        self.segments.settle(placed.no);
-        let info = SegmentInfo {
-            kind,
-            geometry: placed.geometry,
-            homes: placed.homes,
-            live,
-            shadowed: 0,
-            kept: false,
-            born: 0,
-            middle: 0,
-        };
-        self.segments.insert(placed.no, info);
-        match job.work.kind {
-            JobKind::Leaves => self.on_leaves_durable(placed.no, out),
-            JobKind::Runs { part } => self.on_runs_durable(part, placed.no, out),
-            _ => unreachable!("only metadata comes here"),
+        if let Some((kind, live)) = named {
+            around.segments.settle(no);
+            around.segments.insert(
+                no,
+                SegmentInfo {
+                    kind,
+                    geometry,
+                    homes: homes.clone(),
+                    live,
+                    shadowed: 0,
+                    kept: false,
+                    born: 0,
+                    middle: 0,
+                },
+            );
         }
+        around.wishes.push(Wish::Durable(Written { kind: job.work.kind, id, geometry, homes }));
     }
 
-    pub(crate) fn on_committed(&mut self, token: Token, out: Out) {
+    /// The record of a segment of data is in the log: what it was written for, and its blocks.
+    pub(crate) fn on_committed(&mut self, token: Token) -> (JobKind, u64) {
         let job = self.jobs.remove(token).expect("a committed job was under way");
-        match job.work.kind {
-            JobKind::Destage { entries } => {
-                self.counters.destaged_bytes += (job.work.crcs.len() * BLOCK_BYTES) as u64;
-                self.on_destaged(&entries);
+        assert!(!job.work.kind.is_meta(), "metadata has no commit record");
+        (job.work.kind, job.work.crcs.len() as u64)
+    }
+}
+
+/// The shards of a segment, and by what the map is to know its blocks.
+fn encode(
+    config: &Config,
+    work: &Work,
+    id: SegmentId,
+    geometry: &Geometry,
+    seals: &mut Vec<Seal>,
+) -> (Vec<Shard>, Vec<BlockCrc>) {
+    let is_meta = work.kind.is_meta();
+    let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
+    let sealed = if is_meta { None } else { seal_payload(config, id, &work.payload, seals) };
+    let is_sealed = sealed.is_some();
+    let plain = || SealedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() };
+    let SealedPayload { payload, crcs, checks } = sealed.unwrap_or_else(plain);
+    let pieces = pieces_of(payload, crcs, geometry);
+    let width = geometry.code_width();
+    let shards = (0..geometry.shard_count())
+        .map(|i| {
+            let (data, block_crcs) = &pieces[usize::from(i % width)];
+            let header = ShardHeader {
+                grid: config.grid,
+                shard: ShardId { segment: id, index: i },
+                geometry: *geometry,
+                block_crcs: block_crcs.clone(),
+                index: index.clone(),
+                payload_crcs: checks.clone(),
+                sealed: is_sealed,
+            };
+            let header = header.encode();
+            let header_blocks = (header.len() / BLOCK_BYTES) as u32;
+            let mut payload = vec![Buf::copy_from(&header)];
+            payload.extend(data.iter().cloned());
+            Shard { payload, header_blocks, durable: false, failed: Vec::new() }
+        })
+        .collect();
+    (shards, checks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Effect;
+    use crate::peers::tests::{leg, peers, sent};
+    use holdfast_base::{Effects, Instant, block_crcs};
+    use holdfast_format::record::Source;
+
+    /// What the writer works with, and itself.
+    struct Rig {
+        basis: Basis,
+        peers: Peers,
+        segments: Segments,
+        rotation: Rotation,
+        rng: Prng,
+        counters: Counters,
+        writer: SegmentWriter,
+        wishes: Vec<Wish>,
+        out: Effects<Effect>,
+    }
+
+    impl Rig {
+        fn new(layout: &str, devices_by_node: &[u32]) -> Rig {
+            let mut basis = crate::basis::tests::basis(layout);
+            basis.now = Instant(10_000_000_000);
+            let peers = peers(basis.now, devices_by_node);
+            Rig {
+                basis,
+                peers,
+                segments: Segments::default(),
+                rotation: Rotation::default(),
+                rng: Prng::new(1),
+                counters: Counters::default(),
+                writer: SegmentWriter::default(),
+                wishes: Vec::new(),
+                out: Effects::new(),
             }
-            JobKind::Clean { .. } => self.on_cleaned(job.work.crcs.len() as u64, out),
-            JobKind::Direct { writes } => self.on_direct_committed(writes, out),
-            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
-                unreachable!("metadata has no commit record")
-            }
+        }
+
+        fn with<T>(&mut self, act: impl FnOnce(&mut SegmentWriter, &mut Around<'_>, Out) -> T) -> T {
+            let mut around = Around {
+                basis: &self.basis,
+                peers: &mut self.peers,
+                segments: &mut self.segments,
+                rotation: &mut self.rotation,
+                rng: &mut self.rng,
+                counters: &mut self.counters,
+                seals: &mut Vec::new(),
+                wishes: &mut self.wishes,
+            };
+            let outcome = act(&mut self.writer, &mut around, &mut self.out);
+            self.writer.verify();
+            outcome
+        }
+
+        fn start(&mut self, kind: JobKind) -> Vec<Put> {
+            let payload = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
+            let crcs = block_crcs(&payload);
+            let extents = vec![CommitExtent { key: holdfast_base::Key(4), blocks: 2, source: Source::Bypass }];
+            let work = Work { kind, extents, payload: vec![payload], crcs };
+            self.with(|writer, around, out| writer.start(around, work, out));
+            self.puts()
+        }
+
+        /// Shards that were sent since the last look.
+        fn puts(&mut self) -> Vec<Put> {
+            let put = |(node, token, request)| match request {
+                Request::PutShard { shard, .. } => {
+                    let call = self.peers.on_answer(self.basis.now, node, token).expect("it was asked");
+                    let Purpose::PutShard { job, .. } = call.purpose else { panic!("{:?}", call.purpose) };
+                    Put { node, job, shard }
+                }
+                other => panic!("{other:?}"),
+            };
+            sent(&mut self.out).into_iter().map(put).collect()
+        }
+
+        fn answer(&mut self, put: Put, reply: &Reply) {
+            self.with(|writer, around, out| writer.on_put(around, put, reply, out));
+        }
+
+        fn take_wishes(&mut self) -> Vec<Wish> {
+            std::mem::take(&mut self.wishes)
         }
     }
-}
 
-/// Of each shard of one copy: its blocks, and their checksums.
-type ShardPieces = Vec<(Vec<Buf>, Vec<BlockCrc>)>;
+    fn data() -> JobKind {
+        JobKind::Destage { entries: vec![Lsn(3)] }
+    }
 
-/// How often the time that a call may take was doubled: of a shard, with each place that was tried. Where all disks
-/// that are left are slow the segment is written at their pace, and not begun anew for ever.
-pub(crate) fn put_doublings(jobs: &Slab<SegmentJob>, purpose: &Purpose) -> u32 {
-    let Purpose::PutShard { job, shard } = purpose else { return 0 };
-    let Some(job) = jobs.get(*job) else { return 0 };
-    let of_shard = job.placed.as_ref().and_then(|placed| placed.shards.get(usize::from(shard.index)));
-    let tried = job.restarts + of_shard.map_or(0, |shard| shard.failed.len());
-    tried.min(PUT_DOUBLINGS_MAX) as u32
-}
-
-/// Handles beyond this many are gathered into one: a send takes no more, and small pieces cost more than a copy.
-const HANDLES_MAX: usize = 64;
-
-fn gathered(handles: Vec<Buf>) -> Vec<Buf> {
-    if handles.len() > HANDLES_MAX { vec![holdfast_base::buf::concat(&handles)] } else { handles }
-}
-
-fn mirror_shards(payload: Vec<Buf>, crcs: Vec<BlockCrc>) -> ShardPieces {
-    vec![(gathered(payload), crcs)]
-}
-
-/// Data shards by stripes, then parity over them.
-fn code_shards(payload: &[Buf], all_crcs: &[BlockCrc], geometry: &Geometry) -> ShardPieces {
-    let mut pieces: ShardPieces = vec![Default::default(); usize::from(geometry.data)];
-    let mut block = 0_u32;
-    for buf in payload {
-        let mut at = 0;
-        while at < buf.len() {
-            // A shard's blocks come in order.
-            let run = geometry.run_from(block).min(((buf.len() - at) / BLOCK_BYTES) as u32);
-            let (handles, crcs) = &mut pieces[usize::from(geometry.locate(block).position)];
-            let end = at + run as usize * BLOCK_BYTES;
-            handles.push(buf.slice(at..end));
-            crcs.extend_from_slice(&all_crcs[block as usize..(block + run) as usize]);
-            at = end;
-            block += run;
+    #[test]
+    fn data_is_committed_once_every_shard_is_durable() {
+        let mut rig = Rig::new("parity:2+1", &[1, 1, 1]);
+        let puts = rig.start(data());
+        assert_eq!(puts.len(), 3);
+        for put in &puts[..2] {
+            rig.answer(*put, &Reply::Done);
         }
+        assert!(rig.take_wishes().is_empty(), "a shard is on its way");
+        assert_eq!(rig.writer.unwritten_destage_bytes(), 2 * BLOCK_BYTES as u64);
+        rig.answer(puts[2], &Reply::Done);
+        let wishes = rig.take_wishes();
+        let [Wish::Commit(job, commit)] = &wishes[..] else { panic!("{wishes:?}") };
+        assert_eq!((commit.segment, commit.homes.len()), (SegmentNo::from(puts[0].shard.segment), 3));
+        assert!(rig.segments.is_unsettled(commit.segment), "it is not named yet");
+        assert_eq!(rig.writer.unwritten_destage_bytes(), 0);
+        // What comes late is nobody's.
+        rig.answer(puts[2], &Reply::Refused(Refusal::NoSpace));
+        assert!(rig.take_wishes().is_empty() && rig.puts().is_empty());
+        let (kind, blocks) = rig.writer.on_committed(*job);
+        assert!(matches!(kind, JobKind::Destage { entries } if entries == [Lsn(3)]));
+        assert!(blocks == 2 && rig.writer.is_empty());
     }
-    for (handles, crcs) in &mut pieces {
-        let padding = geometry.shard_blocks() as usize - crcs.len();
-        if padding > 0 {
-            handles.push(Buf::zeroes(padding * BLOCK_BYTES));
-            crcs.extend(std::iter::repeat_n(zero_block_crc(), padding));
+
+    #[test]
+    fn metadata_is_in_the_table_when_it_is_durable() {
+        let mut rig = Rig::new("mirror:2", &[1, 1]);
+        for put in rig.start(JobKind::Leaves) {
+            rig.answer(put, &Reply::Done);
         }
-        *handles = gathered(std::mem::take(handles));
-    }
-    let shards: Vec<&[Buf]> = pieces.iter().map(|(handles, _)| &handles[..]).collect();
-    let parities = parity_shards(&shards, geometry);
-    pieces.extend(parities.into_iter().map(|(parity, crcs)| (vec![parity], crcs)));
-    pieces
-}
-
-/// The parity shards over data shards of equal length, each in any number of pieces.
-fn parity_shards(shards: &[&[Buf]], geometry: &Geometry) -> Vec<(Buf, Vec<BlockCrc>)> {
-    let shard_bytes = geometry.shard_blocks() as usize * BLOCK_BYTES;
-    let code = Code::new(geometry.data, geometry.parity).expect("geometries in use are valid");
-    let mut parities: Vec<BufMut> = (0..geometry.parity).map(|_| BufMut::new(shard_bytes)).collect();
-    let mut crcs = vec![Vec::with_capacity(geometry.shard_blocks() as usize); parities.len()];
-    let mut rests: Vec<Pieces<'_>> = shards.iter().map(|handles| Pieces::new(handles)).collect();
-    let mut at = 0;
-    while at < shard_bytes {
-        // In steps that the cache holds until they are summed.
-        let longest = rests.iter().map(Pieces::run_bytes).min().expect("a code has data shards");
-        let end = at + longest.min(geometry.stripe_blocks as usize * BLOCK_BYTES);
-        let sources: Vec<&[u8]> = rests.iter_mut().map(|rest| rest.take(end - at)).collect();
-        let mut targets: Vec<&mut [u8]> = parities.iter_mut().map(|p| &mut p[at..end]).collect();
-        code.encode(&sources, &mut targets);
-        for (target, crcs) in targets.iter().zip(&mut crcs) {
-            crcs.extend(block_crcs(target));
-        }
-        at = end;
-    }
-    parities.into_iter().map(BufMut::freeze).zip(crcs).collect()
-}
-
-/// Handles read one after the other.
-struct Pieces<'a> {
-    handles: &'a [Buf],
-    /// Bytes of the first handle that were taken.
-    taken: usize,
-}
-
-impl<'a> Pieces<'a> {
-    fn new(handles: &'a [Buf]) -> Pieces<'a> {
-        Pieces { handles, taken: 0 }
+        let wishes = rig.take_wishes();
+        let [Wish::Durable(Written { kind: JobKind::Leaves, id, .. })] = &wishes[..] else { panic!("{wishes:?}") };
+        let no = SegmentNo::from(*id);
+        assert!(rig.segments.get(no).is_some_and(|info| info.kind == Kind::Meta) && !rig.segments.is_unsettled(no));
+        assert!(rig.writer.is_empty());
     }
 
-    /// Bytes that lie next to each other from here on.
-    fn run_bytes(&self) -> usize {
-        self.handles.first().map_or(0, |h| h.len() - self.taken)
+    #[test]
+    fn a_shard_that_is_refused_goes_elsewhere_under_its_id() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let puts = rig.start(data());
+        let first = puts[0];
+        rig.answer(first, &Reply::Refused(Refusal::NoSpace));
+        let again = rig.puts();
+        let [other] = again[..] else { panic!("{again:?}") };
+        assert_eq!(other.shard, first.shard);
+        assert!(puts.iter().all(|put| put.node != other.node), "on a third node");
+        let wishes = rig.take_wishes();
+        let [Wish::Stray(home, no, 0)] = wishes[..] else { panic!("{wishes:?}") };
+        assert_eq!((home.node, no), (first.node, SegmentNo::from(first.shard.segment)));
+        // The first answers after all: it is not its home any more.
+        rig.answer(first, &Reply::Done);
+        rig.answer(puts[1], &Reply::Done);
+        assert!(rig.take_wishes().is_empty());
+        let purpose = Purpose::PutShard { job: other.job, shard: other.shard };
+        assert_eq!(rig.writer.put_doublings(&purpose), 1);
+        rig.answer(other, &Reply::Done);
+        let wishes = rig.take_wishes();
+        assert!(matches!(&wishes[..], [Wish::Commit(_, commit)] if commit.homes[0] == leg(other.node.0, 0)));
     }
 
-    fn take(&mut self, count: usize) -> &'a [u8] {
-        let first = &self.handles[0];
-        let bytes = &first[self.taken..self.taken + count];
-        self.taken += count;
-        if self.taken == first.len() {
-            self.handles = &self.handles[1..];
-            self.taken = 0;
-        }
-        bytes
+    #[test]
+    fn where_there_is_no_other_node_the_id_is_given_up_and_a_new_one_taken() {
+        let mut rig = Rig::new("mirror:2", &[1, 1]);
+        let puts = rig.start(data());
+        let no = SegmentNo::from(puts[0].shard.segment);
+        rig.answer(puts[0], &Reply::Refused(Refusal::DeviceFailed));
+        let wishes = rig.take_wishes();
+        let [Wish::Degraded, Wish::Stray(..), Wish::Stray(..), Wish::Stray(..), Wish::Abandon(given_up, homes)] =
+            &wishes[..]
+        else {
+            panic!("{wishes:?}")
+        };
+        assert!(*given_up == no && homes.len() == 2);
+        // With one device left there is a place for copies on one node only after a pause; then with what there is.
+        let retried = rig.with(|writer, around, out| writer.retry_parked(around, out));
+        assert!(matches!(&retried[..], [(_, JobKind::Destage { .. })]), "{retried:?}");
+        rig.peers.on_up(rig.basis.now, NodeId(3), u32::MAX, vec![crate::peers::tests::stat(leg(3, 0))]);
+        let retried = rig.with(|writer, around, out| writer.retry_parked(around, out));
+        assert!(retried.is_empty());
+        let again = rig.puts();
+        assert!(again.iter().all(|put| SegmentNo::from(put.shard.segment) != no), "an id is used once");
+        assert_eq!(again.len(), 2);
     }
-}
 
-fn zero_block_crc() -> BlockCrc {
-    static CRC: std::sync::OnceLock<BlockCrc> = std::sync::OnceLock::new();
-    *CRC.get_or_init(|| crc32c(&[0; BLOCK_BYTES]))
+    #[test]
+    fn parked_jobs_of_no_use_are_dropped_and_placed_ones_stay() {
+        let mut rig = Rig::new("mirror:2", &[]);
+        assert!(rig.start(data()).is_empty() && rig.start(JobKind::Leaves).is_empty());
+        rig.writer.drop_parked(JobKind::is_meta);
+        assert_eq!(rig.writer.len(), 1);
+        let mut rig = Rig::new("mirror:2", &[1, 1]);
+        assert_eq!(rig.start(data()).len(), 2);
+        rig.writer.drop_parked(JobKind::is_meta);
+        assert_eq!(rig.writer.len(), 1);
+    }
 }

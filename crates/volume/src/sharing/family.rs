@@ -135,6 +135,11 @@ impl Family {
     pub(crate) fn is_idle(&self) -> bool {
         self.fork.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
+
+    /// Whether the fork that makes this volume is still under way.
+    pub(crate) fn is_forking(&self, dependent: VolumeId) -> bool {
+        self.fork.as_ref().is_some_and(|fork| fork.dependent == dependent)
+    }
 }
 
 impl Controller {
@@ -218,10 +223,6 @@ impl Controller {
     /// Whether the log is to be emptied for a fork.
     pub(crate) fn fork_waits(&self) -> bool {
         matches!(&self.family.fork, Some(Fork { stage: Stage::Waiting, .. }))
-    }
-
-    pub(crate) fn is_writing_fork(&self, dependent: VolumeId) -> bool {
-        self.family.fork.as_ref().is_some_and(|fork| fork.dependent == dependent)
     }
 
     /// The next step of a fork, and of what is done about dependents that are gone.
@@ -367,7 +368,7 @@ impl Controller {
         let fork = self.family.fork.as_mut().expect("a fork under way");
         fork.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
         for (part, packed) in packed.into_iter().enumerate() {
-            self.start_job(packed.into_work(JobKind::Fork { volume: dependent, epoch, part }), out);
+            self.write_segment(packed.into_work(JobKind::Fork { volume: dependent, epoch, part }), out);
         }
     }
 

@@ -118,7 +118,7 @@ impl Controller {
             Err(why) => return self.notice(Notice::Refused { change, why }, out),
         };
         // What bulk writes have been collected so far lies in front of it.
-        self.flush_direct(out);
+        self.flush_direct_writes(out);
         self.changes.writing.extend(planned.writing);
         let lsn = self.append(planned.record, Buf::empty(), Arc::from([]), Done::Nothing, out);
         self.changes.asked.push(Asked { change, layer: planned.frozen, lsn });
