@@ -127,7 +127,7 @@ impl Controller {
             self.care.repairer,
             self.care.cleaner,
             self.reads,
-            self.fetches,
+            self.fetcher,
             self.leaf_loads,
             self.awaiting_grant,
             self.peers.calls(),

@@ -40,14 +40,12 @@ use crate::owner::opening::Opening;
 use crate::owner::preload::{Preload, Preloaded};
 use crate::owner::resize::Resizer;
 use crate::owner::root::RootWriter;
-use crate::peers::{
-    Ask, CALLS_MAX, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth,
-};
+use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
 use crate::rest::{Rest, TICK_REST};
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Seal;
-use crate::segment::fetch::{Fetch, FetchError, Recipient};
+use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
 use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::sharing::family::Family;
@@ -115,9 +113,7 @@ pub struct Controller {
     pub(crate) read_queue: ReadQueue,
     pub(crate) readahead: ReadAhead,
     pub(crate) awaiting_grant: Vec<Token>,
-    pub(crate) fetches: Slab<Fetch>,
-    /// Fetches that a node had no room for.
-    pub(crate) refused_fetches: Vec<Token>,
+    pub(crate) fetcher: Fetcher,
     pub(crate) writer: SegmentWriter,
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
@@ -170,8 +166,7 @@ impl Controller {
             read_queue: ReadQueue::default(),
             readahead: ReadAhead::default(),
             awaiting_grant: Vec::new(),
-            fetches: Slab::new(CALLS_MAX),
-            refused_fetches: Vec::new(),
+            fetcher: Fetcher::default(),
             writer: SegmentWriter::default(),
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
@@ -297,7 +292,7 @@ impl Controller {
     fn is_destaged(&self) -> bool {
         self.log.all_destaged()
             && self.writer.is_empty()
-            && self.fetches.is_empty()
+            && self.fetcher.is_empty()
             && self.wants == Wants::default()
             && self.checkpointer.is_idle()
             && !self.map.is_unfolded()
@@ -449,6 +444,54 @@ impl Controller {
             }
         }
         outcome
+    }
+
+    /// Has the fetcher do something, and sees to what follows.
+    pub(crate) fn drive_fetcher(&mut self, out: Out, act: impl FnOnce(&mut Fetcher, &mut fetch::Around<'_>, Out)) {
+        let mut wishes = Vec::new();
+        let mut around = fetch::Around {
+            basis: &self.basis,
+            peers: &mut self.peers,
+            segments: &self.segments,
+            counters: &mut self.counters,
+            wishes: &mut wishes,
+        };
+        act(&mut self.fetcher, &mut around, out);
+        for wish in wishes {
+            match wish {
+                fetch::Wish::Deliver(to, result) => self.deliver(to, result, out),
+                fetch::Wish::Degraded => self.care.repairer.note_degraded(),
+                fetch::Wish::Damaged { segment, index, at, may_repair } => {
+                    self.on_damaged((segment, index), at, may_repair, out);
+                }
+                fetch::Wish::Locate(segment, index) => self.want_shard(segment, index),
+                fetch::Wish::AwaitLocation(segment, fetch) => self.wait_for_look(segment, fetch),
+            }
+        }
+    }
+
+    /// Has a run of a segment's blocks fetched.
+    pub(crate) fn fetch(&mut self, wanted: Wanted, out: Out) {
+        self.drive_fetcher(out, |fetcher, around, out| fetcher.start(around, wanted, out));
+    }
+
+    fn hedge_fetch(&mut self, fetch: Token, out: Out) {
+        self.drive_fetcher(out, |fetcher, around, out| fetcher.hedge(around, fetch, out));
+    }
+
+    fn retry_stalled_fetches(&mut self, out: Out) {
+        self.drive_fetcher(out, Fetcher::retry_stalled);
+    }
+
+    fn deliver(&mut self, to: Recipient, result: Result<Buf, FetchError>, out: Out) {
+        match to {
+            Recipient::Read { op, part } => self.on_read_part(op, part, result, out),
+            Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
+            Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
+            Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
+            Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
+            Recipient::Block { .. } => unreachable!("the fetcher puts blocks together"),
+        }
     }
 
     pub(crate) fn write_segment(&mut self, work: Work, out: Out) {
@@ -774,8 +817,8 @@ impl Controller {
 
     fn read_live(&mut self, out: Out) {
         while let Some(CleanRead { pass, part, segment, run, crcs }) = self.care.cleaner.next_read() {
-            let wants = Recipient::Clean { job: pass, part };
-            self.start_fetch(wants, segment, None, run, Some(crcs), out);
+            let (by, (block, blocks)) = (Recipient::Clean { job: pass, part }, run);
+            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs) }, out);
         }
     }
 
@@ -1111,7 +1154,9 @@ impl Controller {
                     writer.on_put(around, Put { job, shard, node }, &reply, out)
                 });
             }
-            Purpose::Fetch { fetch, shard } => self.on_fetched(fetch, shard, &reply, payload, out),
+            Purpose::Fetch { fetch, shard } => self.drive_fetcher(out, |fetcher, around, out| {
+                fetcher.on_fetched(around, fetch, shard, &reply, payload, out);
+            }),
             Purpose::Header { cleaner, victim } => self.on_header(cleaner, victim, &reply, &payload, out),
             Purpose::RepairRead { repair, shard } => {
                 let (care, mut around) = self.care();
@@ -1164,7 +1209,9 @@ impl Controller {
             Purpose::RecoverRead { ledger, leg } => self.on_recover_read_lost(ledger, leg, out),
             Purpose::Grant { leg, ledger } => self.on_grant_lost(ledger, leg),
             Purpose::PutShard { job, shard } => self.on_put_lost(Put { job, shard, node: call.node }, out),
-            Purpose::Fetch { fetch, shard } => self.on_fetch_lost(fetch, shard, call.node, out),
+            Purpose::Fetch { fetch, shard } => {
+                self.drive_fetcher(out, |fetcher, around, out| fetcher.on_lost(around, fetch, shard, out));
+            }
             Purpose::Header { cleaner, victim } => self.ask_header(cleaner, victim, out),
             Purpose::RepairRead { repair, .. }
             | Purpose::RepairHeader { repair }
@@ -1356,7 +1403,7 @@ impl Controller {
         self.ask_for_journal_room(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);
-        self.retry_refused_fetches(out);
+        self.drive_fetcher(out, Fetcher::retry_refused);
         if matches!(self.state, State::Open | State::Closing) {
             self.background(out);
         }
@@ -1396,6 +1443,7 @@ impl Controller {
         self.map.verify();
         self.care.verify();
         self.writer.verify();
+        self.fetcher.verify();
         self.direct.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);

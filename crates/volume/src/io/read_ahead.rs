@@ -19,7 +19,7 @@ use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
 use crate::segment::encrypt::open_blocks;
-use crate::segment::fetch::{FetchError, Recipient};
+use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
 use std::collections::BTreeMap;
@@ -380,7 +380,8 @@ impl Controller {
             RunState::Planned => {
                 run.state = RunState::Coming(vec![taker]);
                 self.readahead.held_blocks += u64::from(blocks);
-                self.start_fetch(Recipient::Ahead { segment, first }, segment, None, (first, blocks), None, out);
+                let by = Recipient::Ahead { segment, first };
+                self.fetch(Wanted { by, segment, shape: None, block: first, blocks, crcs: None }, out);
             }
             RunState::Coming(takers) => takers.push(taker),
             RunState::Here(bytes) => {
@@ -441,7 +442,8 @@ impl Controller {
     /// Fetches for a read by itself.
     pub(crate) fn fetch_taken(&mut self, segment: SegmentNo, taker: Taker, out: Out) {
         let Taker { op, part, block, blocks, crcs } = taker;
-        self.start_fetch(Recipient::Read { op, part }, segment, None, (block, blocks), crcs, out);
+        let by = Recipient::Read { op, part };
+        self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs }, out);
     }
 
     /// Forgets streams that nobody reads any more.

@@ -3,7 +3,7 @@
 use super::leaf::{Leaf, LeafNo, LeafPointer};
 use super::loading::RunLoad;
 use crate::controller::{Controller, Out};
-use crate::segment::fetch::{FetchError, Recipient};
+use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::BTreeMap;
@@ -115,8 +115,8 @@ impl Controller {
         let name = self.leaf_spans.keys().next_back().map_or(0, |last| last + 1);
         self.leaf_spans.insert(name, span);
         for (part, run) in runs.into_iter().enumerate() {
-            let wants = Recipient::Leaves { span: name, part: part as u32 };
-            self.start_fetch(wants, segment, None, run, None, out);
+            let (by, (block, blocks)) = (Recipient::Leaves { span: name, part: part as u32 }, run);
+            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: None }, out);
         }
     }
 
@@ -207,8 +207,9 @@ impl Controller {
         if fetches.is_empty() {
             return self.on_runs(out);
         }
-        for (at, part, segment, shape, run) in fetches {
-            self.start_fetch(Recipient::Run { at, part }, segment, Some(Box::new(shape)), run, None, out);
+        for (at, part, segment, shape, (block, blocks)) in fetches {
+            let (by, shape) = (Recipient::Run { at, part }, Some(Box::new(shape)));
+            self.fetch(Wanted { by, segment, shape, block, blocks, crcs: None }, out);
         }
     }
 

@@ -68,9 +68,7 @@ impl Controller {
         if self.preloaded.is_none() && self.basis.is_known() {
             self.forget_map();
         }
-        for token in self.fetches.tokens() {
-            self.fetches.remove(token);
-        }
+        self.fetcher.clear();
     }
 
     pub(crate) fn warm(&mut self, out: Out) {

@@ -7,14 +7,14 @@
 //! where several give the run. If the volume's guests do without ([`Config::checked_reads`](crate::Config)) a holder's
 //! own bytes go as they are, unchecked by both.
 
-use crate::api::Lane;
-use crate::controller::{Controller, Out};
+use crate::api::{Counters, Out};
+use crate::basis::Basis;
 use crate::map::Crcs;
-use crate::peers::Purpose;
-use crate::segment::Kind;
+use crate::peers::{Ask, CALLS_MAX, Peers, Purpose};
 use crate::segment::encrypt::open_blocks;
+use crate::segment::{Kind, Segments};
 use crate::sharing::family::LOOKS_MAX;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Token, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -50,7 +50,7 @@ impl Recipient {
 pub(crate) type Shape = Box<(Geometry, Vec<Leg>)>;
 
 #[derive(Debug)]
-pub(crate) struct Fetch {
+struct Fetch {
     wants: Recipient,
     segment: SegmentNo,
     shape: Option<Shape>,
@@ -69,7 +69,7 @@ pub(crate) struct Fetch {
     asked_at: BTreeMap<u8, Leg>,
     bad: u64,
     got: BTreeMap<u8, Buf>,
-    pub(crate) stalled: bool,
+    stalled: bool,
     /// How often a node had no room for it.
     refusals: u32,
     /// How often it waited until it was known where an origin's shards are.
@@ -120,239 +120,39 @@ impl Fetch {
     }
 }
 
-impl Controller {
-    /// Starts to fetch payload blocks `block..block + blocks`, which lie in one stripe run of one shard.
-    pub(crate) fn start_fetch(
-        &mut self,
-        wants: Recipient,
+/// What comes of fetches, for others to see to.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    Deliver(Recipient, Result<Buf, FetchError>),
+    /// A device has failed.
+    Degraded,
+    /// The shard of this number is damaged there.
+    Damaged {
         segment: SegmentNo,
-        shape: Option<Shape>,
-        (block, blocks): (u32, u32),
-        crcs: Option<Crcs>,
-        out: Out,
-    ) {
-        let geometry = match &shape {
-            Some(shape) => shape.0,
-            None => match self.segments.get(segment) {
-                Some(info) => info.geometry,
-                None => return self.deliver(wants, Err(FetchError::Gone), out),
-            },
-        };
-        let at = geometry.locate(block);
-        assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
-        let fetch = Fetch::new(wants, (segment, shape), at.position, (at.block, blocks, block), crcs);
-        if self.fetches.is_full() {
-            return self.deliver(fetch.wants, Err(FetchError::Gone), out);
-        }
-        let token = self.fetches.insert(fetch);
-        self.ask_direct(token, out);
-    }
+        index: u8,
+        at: Leg,
+        may_repair: bool,
+    },
+    /// An origin's shard may lie elsewhere by now.
+    Locate(SegmentNo, u8),
+    /// The fetch waits until that is known of the segment's shards.
+    AwaitLocation(SegmentNo, Token),
+}
 
+/// What the fetcher works with.
+pub(crate) struct Around<'a> {
+    pub(crate) basis: &'a Basis,
+    pub(crate) peers: &'a mut Peers,
+    pub(crate) segments: &'a Segments,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) wishes: &'a mut Vec<Wish>,
+}
+
+impl Around<'_> {
     fn shape_of<'a>(&'a self, fetch: &'a Fetch) -> Option<(Geometry, &'a [Leg])> {
         match &fetch.shape {
             Some(shape) => Some((shape.0, &shape.1)),
             None => self.segments.get(fetch.segment).map(|info| (info.geometry, info.homes.as_slice())),
-        }
-    }
-
-    /// Asks one holder of the run itself: of several copies one that is usable, on this machine if there is one, else
-    /// spread by address. Where that would be a
-    /// device that is bypassed, enough others are asked instead.
-    fn ask_direct(&mut self, token: Token, out: Out) {
-        let Some(fetch) = self.fetches.get(token) else { return };
-        let Some((geometry, homes)) = self.shape_of(fetch) else {
-            return self.finish_fetch(token, Err(FetchError::Gone), out);
-        };
-        let width = geometry.code_width();
-        let first = (fetch.block >> 4) % u32::from(geometry.copies);
-        let copies = (0..u32::from(geometry.copies)).map(|i| (first + i) % u32::from(geometry.copies));
-        let usable: Vec<u8> = copies
-            .map(|copy| copy as u8 * width + fetch.position)
-            .filter(|index| self.peers.leg_usable(homes[usize::from(*index)]))
-            .collect();
-        let preferable = |index: &u8| self.peers.leg_preferable(homes[usize::from(*index)]);
-        let is_near = |index: &u8| self.peers.is_near(homes[usize::from(*index)].node);
-        let near = usable.iter().copied().find(|index| preferable(index) && is_near(index));
-        let choice = near.or_else(|| usable.iter().copied().find(preferable));
-        if choice.is_none() && !usable.is_empty() {
-            let enough: Vec<u8> = (0..width)
-                .filter(|index| *index != fetch.position && preferable(index))
-                .take(geometry.data.into())
-                .collect();
-            let mask = enough.iter().fold(0, |mask, index| mask | 1 << index);
-            if adds_up(&geometry, fetch.position, mask) {
-                self.fetches.get_mut(token).expect("just seen").wide = true;
-                let asked = enough.into_iter().filter(|index| self.ask_shard(token, *index, out)).count();
-                if asked < usize::from(geometry.data) {
-                    self.ask_wide(token, out);
-                }
-                return;
-            }
-        }
-        match choice.or(usable.first().copied()) {
-            Some(index) => {
-                let is_near = is_near(&index);
-                self.counters.shard_reads += 1;
-                self.counters.near_reads += u64::from(is_near);
-                if !self.ask_shard(token, index, out) {
-                    self.hedge_fetch(token, out);
-                }
-            }
-            None => self.hedge_fetch(token, out),
-        }
-    }
-
-    fn ask_shard(&mut self, token: Token, index: u8, out: Out) -> bool {
-        let Some(fetch) = self.fetches.get(token) else { return false };
-        let Some((_, homes)) = self.shape_of(fetch) else { return false };
-        let leg = homes[usize::from(index)];
-        let shard = ShardId { segment: self.basis.segment_id(fetch.segment), index };
-        // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from
-        // several: one flipped bit would spread.
-        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Recipient::Read { .. } | Recipient::Ahead { .. });
-        let checked = fetch.wide || !by_map;
-        let (block, blocks) = (fetch.block, fetch.blocks);
-        let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
-        let purpose = Purpose::Fetch { fetch: token, shard: index };
-        let sent = self.send(leg.node, Lane::Fast, purpose, request, Vec::new(), out).is_some();
-        if sent && let Some(fetch) = self.fetches.get_mut(token) {
-            fetch.asked |= 1 << index;
-            fetch.asked_at.insert(index, leg);
-        }
-        sent
-    }
-
-    /// Goes wide: asks the other copies and, in a code, every other shard.
-    pub(crate) fn hedge_fetch(&mut self, token: Token, out: Out) {
-        let Some(fetch) = self.fetches.get_mut(token) else { return };
-        if !fetch.wide {
-            fetch.wide = true;
-            self.counters.read_hedges += 1;
-        }
-        self.ask_wide(token, out);
-    }
-
-    fn ask_wide(&mut self, token: Token, out: Out) {
-        let Some(fetch) = self.fetches.get(token) else { return };
-        let Some((geometry, homes)) = self.shape_of(fetch) else {
-            return self.finish_fetch(token, Err(FetchError::Gone), out);
-        };
-        let done_with = fetch.asked | fetch.bad | mask_of(&fetch.got);
-        let open: Vec<(u8, Leg)> = (0..geometry.shard_count())
-            .filter(|i| done_with >> i & 1 == 0)
-            .map(|i| (i, homes[usize::from(i)]))
-            .collect();
-        let usable: Vec<u8> = open.iter().filter(|(_, l)| self.peers.leg_usable(*l)).map(|(i, _)| *i).collect();
-        for index in &usable {
-            self.ask_shard(token, *index, out);
-        }
-        let fetch = self.fetches.get(token).expect("still fetching");
-        if !self.enough_coming(fetch) {
-            // Suspects are asked only when the others don't suffice.
-            let suspects: Vec<u8> = open
-                .iter()
-                .filter(|(i, l)| !usable.contains(i) && self.peers.is_up(l.node) && self.peers.device_serves(*l))
-                .map(|(i, _)| *i)
-                .collect();
-            for index in suspects {
-                self.ask_shard(token, index, out);
-            }
-        }
-        self.settle_fetch(token, out);
-    }
-
-    /// Whether what was got and what is awaited can add up to the run.
-    fn enough_coming(&self, fetch: &Fetch) -> bool {
-        let Some((geometry, homes)) = self.shape_of(fetch) else { return false };
-        let mut coming = mask_of(&fetch.got);
-        for index in 0..geometry.shard_count() {
-            if fetch.asked >> index & 1 == 1 && self.peers.leg_usable(homes[usize::from(index)]) {
-                coming |= 1 << index;
-            }
-        }
-        adds_up(&geometry, fetch.position, coming & !fetch.bad)
-    }
-
-    pub(crate) fn on_fetched(&mut self, token: Token, index: u8, reply: &Reply, payload: Buf, out: Out) {
-        let Some(fetch) = self.fetches.get_mut(token) else { return };
-        fetch.asked &= !(1 << index);
-        let whole = payload.len() == fetch.blocks as usize * BLOCK_BYTES;
-        match reply {
-            Reply::Shard { .. } if whole => {
-                fetch.got.insert(index, payload);
-                self.settle_fetch(token, out);
-            }
-            Reply::Refused(Refusal::Busy) => {
-                fetch.refusals += 1;
-                self.refused_fetches.push(token);
-            }
-            _ => self.on_bad_shard(token, index, reply, out),
-        }
-    }
-
-    fn on_bad_shard(&mut self, token: Token, index: u8, reply: &Reply, out: Out) {
-        let home = self.shape_of(self.fetches.get(token).expect("checked by the caller"));
-        let device = home.map(|(_, homes)| homes[usize::from(index)]);
-        let fetch = self.fetches.get_mut(token).expect("checked by the caller");
-        fetch.got.remove(&index);
-        if device.is_some() && device != fetch.asked_at.get(&index).copied() {
-            // It was moved meanwhile: where it was asked for it need not be any more.
-            return self.hedge_fetch(token, out);
-        }
-        fetch.bad |= 1 << index;
-        let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
-        if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
-            self.peers.on_device_failed(leg);
-            self.care.repairer.note_degraded();
-        } else if in_table && self.basis.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
-            // It may have been moved: its owner is another.
-            self.want_shard(segment, index);
-        } else if let Some(leg) = device {
-            let may_repair = in_table && !self.basis.is_foreign(segment);
-            self.on_damaged((segment, index), leg, may_repair, out);
-        }
-        self.hedge_fetch(token, out);
-    }
-
-    pub(crate) fn on_fetch_lost(&mut self, token: Token, index: u8, _node: NodeId, out: Out) {
-        if let Some(fetch) = self.fetches.get_mut(token) {
-            fetch.asked &= !(1 << index);
-            self.hedge_fetch(token, out);
-        }
-    }
-
-    /// Finishes the fetch if what is there adds up; fails or stalls it if nothing more will come.
-    fn settle_fetch(&mut self, token: Token, out: Out) {
-        let Some(fetch) = self.fetches.get(token) else { return };
-        let Some((geometry, _)) = self.shape_of(fetch) else {
-            return self.finish_fetch(token, Err(FetchError::Gone), out);
-        };
-        let width = geometry.code_width();
-        let direct = fetch.got.iter().find(|(i, _)| *i % width == fetch.position).map(|(i, b)| (*i, b.clone()));
-        if let Some((index, bytes)) = direct {
-            if let Some(bytes) = self.opened(fetch, bytes) {
-                return self.finish_fetch(token, Ok(bytes), out);
-            }
-            let reply = Reply::Refused(Refusal::Checksum);
-            return self.on_bad_shard(token, index, &reply, out);
-        }
-        if let Some(bytes) = reconstruct(&geometry, fetch) {
-            if let Some(bytes) = self.opened(fetch, bytes) {
-                self.counters.reconstructed_reads += 1;
-                return self.finish_fetch(token, Ok(bytes), out);
-            }
-            if fetch.asked == 0 {
-                return self.finish_fetch(token, Err(FetchError::Lost), out);
-            }
-            return;
-        }
-        let unreachable = (0..geometry.shard_count())
-            .any(|i| (fetch.bad | mask_of(&fetch.got)) >> i & 1 == 0 && fetch.asked >> i & 1 == 0);
-        let gives_up = !unreachable || fetch.wide && fetch.wants.takes_parts();
-        if fetch.asked == 0 && gives_up {
-            self.finish_fetch(token, Err(FetchError::Lost), out);
-        } else if fetch.asked == 0 && fetch.wide {
-            self.fetches.get_mut(token).expect("still there").stalled = true;
         }
     }
 
@@ -366,66 +166,338 @@ impl Controller {
         if !is_data {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
         }
-        open_blocks(
-            &self.basis.config,
-            self.basis.segment_id(fetch.segment),
-            fetch.payload_block,
-            bytes,
-            fetch.crcs.as_ref(),
-        )
+        let (id, block) = (self.basis.segment_id(fetch.segment), fetch.payload_block);
+        open_blocks(&self.basis.config, id, block, bytes, fetch.crcs.as_ref())
+    }
+
+    /// Whether what was got and what is awaited can add up to the run.
+    fn is_enough_coming(&self, fetch: &Fetch) -> bool {
+        let Some((geometry, homes)) = self.shape_of(fetch) else { return false };
+        let mut coming = mask_of(&fetch.got);
+        for index in 0..geometry.shard_count() {
+            if fetch.asked >> index & 1 == 1 && self.peers.leg_usable(homes[usize::from(index)]) {
+                coming |= 1 << index;
+            }
+        }
+        adds_up(&geometry, fetch.position, coming & !fetch.bad)
+    }
+}
+
+/// A run of payload blocks that is wanted of a segment: in one stripe run of one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) by: Recipient,
+    pub(crate) segment: SegmentNo,
+    /// Of a segment that is not in the table.
+    pub(crate) shape: Option<Shape>,
+    pub(crate) block: u32,
+    pub(crate) blocks: u32,
+    pub(crate) crcs: Option<Crcs>,
+}
+
+/// The fetches under way.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    fetches: Slab<Fetch>,
+    /// Those that a node had no room for.
+    refused: Vec<Token>,
+}
+
+impl Default for Fetcher {
+    fn default() -> Fetcher {
+        Fetcher { fetches: Slab::new(CALLS_MAX), refused: Vec::new() }
+    }
+}
+
+impl Fetcher {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fetches.is_empty()
+    }
+
+    /// Nobody waits for anything any more.
+    pub(crate) fn clear(&mut self) {
+        for token in self.fetches.tokens() {
+            self.fetches.remove(token);
+        }
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        for (token, fetch) in self.fetches.iter() {
+            assert_eq!(fetch.asked & fetch.bad, 0, "{token:?} asks a shard that was found bad");
+            assert!(!fetch.stalled || fetch.asked == 0, "{token:?} has stalled, and waits for an answer");
+            assert!(fetch.got.values().all(|got| got.len() == fetch.blocks as usize * BLOCK_BYTES), "whole runs only");
+        }
+    }
+
+    /// Starts to fetch a run.
+    pub(crate) fn start(&mut self, around: &mut Around<'_>, wanted: Wanted, out: Out) {
+        let Wanted { by, segment, shape, block, blocks, crcs } = wanted;
+        let geometry = match &shape {
+            Some(shape) => Some(shape.0),
+            None => around.segments.get(segment).map(|info| info.geometry),
+        };
+        let Some(geometry) = geometry.filter(|_| !self.fetches.is_full()) else {
+            return around.wishes.push(Wish::Deliver(by, Err(FetchError::Gone)));
+        };
+        let at = geometry.locate(block);
+        assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
+        let fetch = Fetch::new(by, (segment, shape), at.position, (at.block, blocks, block), crcs);
+        let token = self.fetches.insert(fetch);
+        self.ask_direct(around, token, out);
+    }
+
+    /// Asks one holder of the run itself: of several copies one that is usable, on this machine if there is one, else
+    /// spread by address. Where that would be a
+    /// device that is bypassed, enough others are asked instead.
+    fn ask_direct(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, homes)) = around.shape_of(fetch) else {
+            return self.finish(around, token, Err(FetchError::Gone), out);
+        };
+        let width = geometry.code_width();
+        let first = (fetch.block >> 4) % u32::from(geometry.copies);
+        let copies = (0..u32::from(geometry.copies)).map(|i| (first + i) % u32::from(geometry.copies));
+        let usable: Vec<u8> = copies
+            .map(|copy| copy as u8 * width + fetch.position)
+            .filter(|index| around.peers.leg_usable(homes[usize::from(*index)]))
+            .collect();
+        let preferable = |index: &u8| around.peers.leg_preferable(homes[usize::from(*index)]);
+        let is_near = |index: &u8| around.peers.is_near(homes[usize::from(*index)].node);
+        let near = usable.iter().copied().find(|index| preferable(index) && is_near(index));
+        let choice = near.or_else(|| usable.iter().copied().find(preferable));
+        if choice.is_none() && !usable.is_empty() {
+            let enough: Vec<u8> = (0..width)
+                .filter(|index| *index != fetch.position && preferable(index))
+                .take(geometry.data.into())
+                .collect();
+            let mask = enough.iter().fold(0, |mask, index| mask | 1 << index);
+            if adds_up(&geometry, fetch.position, mask) {
+                self.fetches.get_mut(token).expect("just seen").wide = true;
+                let asked = enough.into_iter().filter(|index| self.ask_shard(around, token, *index, out)).count();
+                if asked < usize::from(geometry.data) {
+                    self.ask_wide(around, token, out);
+                }
+                return;
+            }
+        }
+        match choice.or(usable.first().copied()) {
+            Some(index) => {
+                let is_near = is_near(&index);
+                around.counters.shard_reads += 1;
+                around.counters.near_reads += u64::from(is_near);
+                if !self.ask_shard(around, token, index, out) {
+                    self.hedge(around, token, out);
+                }
+            }
+            None => self.hedge(around, token, out),
+        }
+    }
+
+    fn ask_shard(&mut self, around: &mut Around<'_>, token: Token, index: u8, out: Out) -> bool {
+        let Some(fetch) = self.fetches.get(token) else { return false };
+        let Some((_, homes)) = around.shape_of(fetch) else { return false };
+        let leg = homes[usize::from(index)];
+        let shard = ShardId { segment: around.basis.segment_id(fetch.segment), index };
+        // Compared with checksums once: here with the map's, or else where they lie. So is what is computed from
+        // several: one flipped bit would spread.
+        let by_map = fetch.crcs.is_some() || matches!(fetch.wants, Recipient::Read { .. } | Recipient::Ahead { .. });
+        let checked = fetch.wide || !by_map;
+        let (block, blocks) = (fetch.block, fetch.blocks);
+        let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
+        let purpose = Purpose::Fetch { fetch: token, shard: index };
+        let sent = around.peers.send(around.basis.now, Ask::fast(leg.node, purpose, request), out).is_some();
+        if sent && let Some(fetch) = self.fetches.get_mut(token) {
+            fetch.asked |= 1 << index;
+            fetch.asked_at.insert(index, leg);
+        }
+        sent
+    }
+
+    /// Goes wide: asks the other copies and, in a code, every other shard.
+    pub(crate) fn hedge(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get_mut(token) else { return };
+        if !fetch.wide {
+            fetch.wide = true;
+            around.counters.read_hedges += 1;
+        }
+        self.ask_wide(around, token, out);
+    }
+
+    fn ask_wide(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, homes)) = around.shape_of(fetch) else {
+            return self.finish(around, token, Err(FetchError::Gone), out);
+        };
+        let done_with = fetch.asked | fetch.bad | mask_of(&fetch.got);
+        let open: Vec<(u8, Leg)> = (0..geometry.shard_count())
+            .filter(|i| done_with >> i & 1 == 0)
+            .map(|i| (i, homes[usize::from(i)]))
+            .collect();
+        let usable: Vec<u8> = open.iter().filter(|(_, l)| around.peers.leg_usable(*l)).map(|(i, _)| *i).collect();
+        for index in &usable {
+            self.ask_shard(around, token, *index, out);
+        }
+        let fetch = self.fetches.get(token).expect("still fetching");
+        if !around.is_enough_coming(fetch) {
+            // Suspects are asked only when the others don't suffice.
+            let suspects: Vec<u8> = open
+                .iter()
+                .filter(|(i, l)| !usable.contains(i) && around.peers.is_up(l.node) && around.peers.device_serves(*l))
+                .map(|(i, _)| *i)
+                .collect();
+            for index in suspects {
+                self.ask_shard(around, token, index, out);
+            }
+        }
+        self.settle(around, token, out);
+    }
+
+    pub(crate) fn on_fetched(
+        &mut self,
+        around: &mut Around<'_>,
+        token: Token,
+        index: u8,
+        reply: &Reply,
+        payload: Buf,
+        out: Out,
+    ) {
+        let Some(fetch) = self.fetches.get_mut(token) else { return };
+        fetch.asked &= !(1 << index);
+        let whole = payload.len() == fetch.blocks as usize * BLOCK_BYTES;
+        match reply {
+            Reply::Shard { .. } if whole => {
+                fetch.got.insert(index, payload);
+                self.settle(around, token, out);
+            }
+            Reply::Refused(Refusal::Busy) => {
+                fetch.refusals += 1;
+                self.refused.push(token);
+            }
+            _ => self.on_bad_shard(around, token, index, reply, out),
+        }
+    }
+
+    fn on_bad_shard(&mut self, around: &mut Around<'_>, token: Token, index: u8, reply: &Reply, out: Out) {
+        let home = around.shape_of(self.fetches.get(token).expect("checked by the caller"));
+        let device = home.map(|(_, homes)| homes[usize::from(index)]);
+        let fetch = self.fetches.get_mut(token).expect("checked by the caller");
+        fetch.got.remove(&index);
+        if device.is_some() && device != fetch.asked_at.get(&index).copied() {
+            // It was moved meanwhile: where it was asked for it need not be any more.
+            return self.hedge(around, token, out);
+        }
+        fetch.bad |= 1 << index;
+        let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
+        if let (Some(leg), Reply::Refused(Refusal::DeviceFailed | Refusal::UnknownDevice)) = (device, reply) {
+            around.peers.on_device_failed(leg);
+            around.wishes.push(Wish::Degraded);
+        } else if in_table && around.basis.is_foreign(segment) && !matches!(reply, Reply::Refused(Refusal::Checksum)) {
+            // It may have been moved: its owner is another.
+            around.wishes.push(Wish::Locate(segment, index));
+        } else if let Some(leg) = device {
+            let may_repair = in_table && !around.basis.is_foreign(segment);
+            around.wishes.push(Wish::Damaged { segment, index, at: leg, may_repair });
+        }
+        self.hedge(around, token, out);
+    }
+
+    pub(crate) fn on_lost(&mut self, around: &mut Around<'_>, token: Token, index: u8, out: Out) {
+        if let Some(fetch) = self.fetches.get_mut(token) {
+            fetch.asked &= !(1 << index);
+            self.hedge(around, token, out);
+        }
+    }
+
+    /// Finishes the fetch if what is there adds up; fails or stalls it if nothing more will come.
+    fn settle(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
+        let Some(fetch) = self.fetches.get(token) else { return };
+        let Some((geometry, _)) = around.shape_of(fetch) else {
+            return self.finish(around, token, Err(FetchError::Gone), out);
+        };
+        let width = geometry.code_width();
+        let direct = fetch.got.iter().find(|(i, _)| *i % width == fetch.position).map(|(i, b)| (*i, b.clone()));
+        if let Some((index, bytes)) = direct {
+            if let Some(bytes) = around.opened(fetch, bytes) {
+                return self.finish(around, token, Ok(bytes), out);
+            }
+            let reply = Reply::Refused(Refusal::Checksum);
+            return self.on_bad_shard(around, token, index, &reply, out);
+        }
+        if let Some(bytes) = reconstruct(&geometry, fetch) {
+            if let Some(bytes) = around.opened(fetch, bytes) {
+                around.counters.reconstructed_reads += 1;
+                return self.finish(around, token, Ok(bytes), out);
+            }
+            if fetch.asked == 0 {
+                return self.finish(around, token, Err(FetchError::Lost), out);
+            }
+            return;
+        }
+        let unreachable = (0..geometry.shard_count())
+            .any(|i| (fetch.bad | mask_of(&fetch.got)) >> i & 1 == 0 && fetch.asked >> i & 1 == 0);
+        let gives_up = !unreachable || fetch.wide && fetch.wants.takes_parts();
+        if fetch.asked == 0 && gives_up {
+            self.finish(around, token, Err(FetchError::Lost), out);
+        } else if fetch.asked == 0 && fetch.wide {
+            self.fetches.get_mut(token).expect("still there").stalled = true;
+        }
     }
 
     /// Asks once more for what nodes had no room for, a tick ago; elsewhere only after a while: others have no more
     /// room.
-    pub(crate) fn retry_refused_fetches(&mut self, out: Out) {
-        for token in std::mem::take(&mut self.refused_fetches) {
+    pub(crate) fn retry_refused(&mut self, around: &mut Around<'_>, out: Out) {
+        for token in std::mem::take(&mut self.refused) {
             match self.fetches.get(token) {
-                Some(fetch) if fetch.wide => self.ask_wide(token, out),
-                Some(fetch) if fetch.refusals >= REFUSALS_MAX => self.hedge_fetch(token, out),
-                Some(fetch) if fetch.asked == 0 => self.ask_direct(token, out),
+                Some(fetch) if fetch.wide => self.ask_wide(around, token, out),
+                Some(fetch) if fetch.refusals >= REFUSALS_MAX => self.hedge(around, token, out),
+                Some(fetch) if fetch.asked == 0 => self.ask_direct(around, token, out),
                 _ => {}
             }
         }
     }
 
-    pub(crate) fn retry_stalled_fetches(&mut self, out: Out) {
+    pub(crate) fn retry_stalled(&mut self, around: &mut Around<'_>, out: Out) {
         let stalled: Vec<Token> = self.fetches.iter().filter(|(_, f)| f.stalled).map(|(t, _)| t).collect();
         for token in stalled {
             self.fetches.get_mut(token).expect("listed").stalled = false;
-            self.ask_wide(token, out);
+            self.ask_wide(around, token, out);
         }
     }
 
-    fn finish_fetch(&mut self, token: Token, result: Result<Buf, FetchError>, out: Out) {
+    fn finish(&mut self, around: &mut Around<'_>, token: Token, result: Result<Buf, FetchError>, out: Out) {
         let Some(fetch) = self.fetches.get(token) else { return };
         let is_lost = matches!(result, Err(FetchError::Lost)) && !fetch.wants.takes_parts();
-        if is_lost && (self.waits_for_look(token) || self.fetch_by_blocks(token, out)) {
+        if is_lost && (self.waits_for_location(around, token) || self.ask_by_blocks(around, token, out)) {
             return;
         }
         if let Some(fetch) = self.fetches.remove(token) {
-            self.deliver(fetch.wants, result, out);
+            match fetch.wants {
+                Recipient::Block { of, at } => self.on_block_fetched(around, of, at, result, out),
+                wants => around.wishes.push(Wish::Deliver(wants, result)),
+            }
         }
     }
 
     /// Of an origin's segment all shards may lie elsewhere by now: then the fetch waits until that is known.
-    fn waits_for_look(&mut self, token: Token) -> bool {
+    fn waits_for_location(&mut self, around: &mut Around<'_>, token: Token) -> bool {
         let Some(fetch) = self.fetches.get_mut(token) else { return false };
         let (segment, in_table) = (fetch.segment, fetch.shape.is_none());
-        if !in_table || fetch.looks >= LOOKS_MAX || !self.basis.is_foreign(segment) {
+        if !in_table || fetch.looks >= LOOKS_MAX || !around.basis.is_foreign(segment) {
             return false;
         }
         let fetch = self.fetches.get_mut(token).expect("just seen");
         fetch.looks += 1;
         let bad = fetch.bad;
         for index in (0..64).filter(|index| bad >> index & 1 == 1) {
-            self.want_shard(segment, index);
+            around.wishes.push(Wish::Locate(segment, index));
         }
-        self.wait_for_look(segment, token);
+        around.wishes.push(Wish::AwaitLocation(segment, token));
         true
     }
 
     /// A shard is elsewhere than it was asked for.
-    pub(crate) fn correct_fetches(&mut self, segment: SegmentNo, index: u8) {
+    pub(crate) fn on_located(&mut self, segment: SegmentNo, index: u8) {
         let of_it: Vec<Token> =
             self.fetches.iter().filter(|(_, f)| f.segment == segment && f.shape.is_none()).map(|(t, _)| t).collect();
         for token in of_it {
@@ -434,16 +506,16 @@ impl Controller {
     }
 
     /// It is known where the shards are.
-    pub(crate) fn fetch_anew(&mut self, token: Token, out: Out) {
+    pub(crate) fn ask_anew(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
         if let Some(fetch) = self.fetches.get_mut(token) {
-            fetch.bad = 0;
-            self.ask_wide(token, out);
+            (fetch.bad, fetch.stalled) = (0, false);
+            self.ask_wide(around, token, out);
         }
     }
 
     /// Shards that are damaged in different places don't add up to the run, and may to each of its blocks. False where
     /// that was tried, or can't be.
-    fn fetch_by_blocks(&mut self, token: Token, out: Out) -> bool {
+    fn ask_by_blocks(&mut self, around: &mut Around<'_>, token: Token, out: Out) -> bool {
         let Some(fetch) = self.fetches.get_mut(token) else { return false };
         if fetch.blocks == 1 || fetch.by_blocks.is_some() {
             return false;
@@ -457,37 +529,33 @@ impl Controller {
             let run = (fetch.block + at, 1, fetch.payload_block + at);
             let piece = Fetch::new(Recipient::Block { of: token, at }, place, fetch.position, run, crcs);
             if self.fetches.is_full() {
-                self.finish_fetch(token, Err(FetchError::Lost), out);
+                self.finish(around, token, Err(FetchError::Lost), out);
                 return true;
             }
             let piece = self.fetches.insert(piece);
-            self.ask_direct(piece, out);
+            self.ask_direct(around, piece, out);
         }
         true
     }
 
-    fn on_block_fetched(&mut self, of: Token, at: u32, result: Result<Buf, FetchError>, out: Out) {
+    fn on_block_fetched(
+        &mut self,
+        around: &mut Around<'_>,
+        of: Token,
+        at: u32,
+        result: Result<Buf, FetchError>,
+        out: Out,
+    ) {
         let Some(blocks) = self.fetches.get_mut(of).and_then(|fetch| fetch.by_blocks.as_mut()) else { return };
         match result {
             Ok(bytes) => blocks[at as usize] = Some(bytes),
-            Err(error) => return self.finish_fetch(of, Err(error), out),
+            Err(error) => return self.finish(around, of, Err(error), out),
         }
         let blocks: Option<Vec<Buf>> = blocks.iter().cloned().collect();
         if let Some(blocks) = blocks {
             let mut run = BufMut::new(blocks.len() * BLOCK_BYTES);
             run.chunks_exact_mut(BLOCK_BYTES).zip(&blocks).for_each(|(to, from)| to.copy_from_slice(from));
-            self.finish_fetch(of, Ok(run.freeze()), out);
-        }
-    }
-
-    fn deliver(&mut self, wants: Recipient, result: Result<Buf, FetchError>, out: Out) {
-        match wants {
-            Recipient::Read { op, part } => self.on_read_part(op, part, result, out),
-            Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
-            Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
-            Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
-            Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
-            Recipient::Block { of, at } => self.on_block_fetched(of, at, result, out),
+            self.finish(around, of, Ok(run.freeze()), out);
         }
     }
 }
@@ -536,4 +604,141 @@ fn reconstruct(geometry: &Geometry, fetch: &Fetch) -> Option<Buf> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Effect;
+    use crate::peers::tests::{leg, peers, sent};
+    use crate::segment::tests::{info, no};
+    use holdfast_base::{Effects, Instant, NodeId, block_crcs};
+    use holdfast_format::geometry::Layout;
+
+    struct Rig {
+        basis: Basis,
+        peers: Peers,
+        segments: Segments,
+        counters: Counters,
+        fetcher: Fetcher,
+        wishes: Vec<Wish>,
+        out: Effects<Effect>,
+    }
+
+    /// A shard that was asked for, and where.
+    #[derive(Clone, Copy, Debug)]
+    struct Asked {
+        node: NodeId,
+        fetch: Token,
+        index: u8,
+    }
+
+    impl Rig {
+        /// A segment of one row on `parity:2+1`: zeroes but for two blocks on the first shard.
+        fn new() -> Rig {
+            let mut basis = crate::basis::tests::basis("parity:2+1");
+            basis.now = Instant(10_000_000_000);
+            let peers = peers(basis.now, &[1, 1, 1]);
+            let mut segments = Segments::default();
+            let mut of = info(32, 32, &[leg(1, 0), leg(2, 0), leg(3, 0)]);
+            of.geometry = Geometry::new(Layout::DEFAULT, 32);
+            segments.insert(no(1, 1), of);
+            let (counters, fetcher) = (Counters::default(), Fetcher::default());
+            Rig { basis, peers, segments, counters, fetcher, wishes: Vec::new(), out: Effects::new() }
+        }
+
+        fn with(&mut self, act: impl FnOnce(&mut Fetcher, &mut Around<'_>, Out)) -> Vec<Asked> {
+            let mut around = Around {
+                basis: &self.basis,
+                peers: &mut self.peers,
+                segments: &self.segments,
+                counters: &mut self.counters,
+                wishes: &mut self.wishes,
+            };
+            act(&mut self.fetcher, &mut around, &mut self.out);
+            self.fetcher.verify();
+            let asked = |(node, token, _)| {
+                let call = self.peers.on_answer(self.basis.now, node, token).expect("it was asked");
+                let Purpose::Fetch { fetch, shard } = call.purpose else { panic!("{:?}", call.purpose) };
+                Asked { node, fetch, index: shard }
+            };
+            sent(&mut self.out).into_iter().map(asked).collect()
+        }
+
+        fn start(&mut self, data: &Buf) -> Vec<Asked> {
+            let crcs = Some(Crcs::new(block_crcs(data)));
+            let by = Recipient::Leaves { span: 1, part: 0 };
+            let wanted = Wanted { by, segment: no(1, 1), shape: None, block: 0, blocks: 2, crcs };
+            self.with(|fetcher, around, out| fetcher.start(around, wanted, out))
+        }
+
+        fn answer(&mut self, to: Asked, bytes: &Buf) -> Vec<Asked> {
+            let reply = Reply::Shard { blocks: 2 };
+            self.with(|fetcher, around, out| {
+                fetcher.on_fetched(around, to.fetch, to.index, &reply, bytes.clone(), out);
+            })
+        }
+
+        fn take_wishes(&mut self) -> Vec<Wish> {
+            std::mem::take(&mut self.wishes)
+        }
+    }
+
+    fn data() -> Buf {
+        Buf::copy_from(&[5; 2 * BLOCK_BYTES])
+    }
+
+    #[test]
+    fn its_holder_is_asked_and_the_run_delivered() {
+        let mut rig = Rig::new();
+        let asked = rig.start(&data());
+        let [direct] = asked[..] else { panic!("{asked:?}") };
+        assert_eq!((direct.node, direct.index), (NodeId(1), 0));
+        assert!(rig.answer(direct, &data()).is_empty() && rig.fetcher.is_empty());
+        let wishes = rig.take_wishes();
+        assert!(matches!(&wishes[..], [Wish::Deliver(Recipient::Leaves { .. }, Ok(bytes))] if **bytes == *data()));
+    }
+
+    #[test]
+    fn what_is_damaged_is_told_and_made_of_the_others() {
+        let mut rig = Rig::new();
+        let direct = rig.start(&data())[0];
+        let others = rig.answer(direct, &Buf::copy_from(&[9; 2 * BLOCK_BYTES]));
+        assert_eq!(others.iter().map(|asked| asked.index).collect::<Vec<_>>(), [1, 2]);
+        let told = rig.take_wishes();
+        let [Wish::Damaged { index: 0, at, may_repair: true, .. }] = told[..] else { panic!("{told:?}") };
+        assert_eq!(at, leg(1, 0));
+        // The second data shard is zeroes, so that the parity is the first.
+        assert!(rig.answer(others[0], &Buf::zeroes(2 * BLOCK_BYTES)).is_empty());
+        assert!(rig.take_wishes().is_empty(), "one of two does not add up");
+        rig.answer(others[1], &data());
+        let wishes = rig.take_wishes();
+        assert!(matches!(&wishes[..], [Wish::Deliver(_, Ok(bytes))] if **bytes == *data()), "{wishes:?}");
+        assert_eq!(rig.counters.reconstructed_reads, 1);
+    }
+
+    #[test]
+    fn with_too_few_nodes_it_stalls_and_goes_on_when_one_is_back() {
+        let mut rig = Rig::new();
+        let direct = rig.start(&data())[0];
+        for node in [1, 2] {
+            rig.peers.on_down(rig.basis.now, NodeId(node));
+        }
+        let asked = rig.with(|fetcher, around, out| fetcher.on_lost(around, direct.fetch, direct.index, out));
+        let [third] = asked[..] else { panic!("{asked:?}") };
+        assert!(rig.answer(third, &data()).is_empty() && rig.take_wishes().is_empty() && !rig.fetcher.is_empty());
+        assert!(rig.with(Fetcher::retry_stalled).is_empty(), "nobody else is there");
+        rig.peers.on_up(rig.basis.now, NodeId(1), u32::MAX, vec![crate::peers::tests::stat(leg(1, 0))]);
+        let asked = rig.with(Fetcher::retry_stalled);
+        assert!(matches!(asked[..], [Asked { node: NodeId(1), index: 0, .. }]), "{asked:?}");
+    }
+
+    #[test]
+    fn a_segment_that_is_not_in_the_table_is_gone() {
+        let mut rig = Rig::new();
+        rig.segments.remove(no(1, 1));
+        assert!(rig.start(&data()).is_empty());
+        let wishes = rig.take_wishes();
+        assert!(matches!(wishes[..], [Wish::Deliver(_, Err(FetchError::Gone))]), "{wishes:?}");
+    }
 }

@@ -534,7 +534,7 @@ impl Controller {
         }
         for (no, index, leg) in &corrected {
             self.segments.rehome(*no, &[(*index, *leg)]);
-            self.correct_fetches(*no, *index);
+            self.fetcher.on_located(*no, *index);
         }
         self.wants.checkpoint |= !corrected.is_empty();
         let is_whole = look.silent.is_empty();
@@ -552,7 +552,7 @@ impl Controller {
         let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.volume_of(*no), *no);
         let told: Vec<(SegmentNo, Token)> = self.family.waiting.extract_if(.., is_told).collect();
         for (_, token) in told {
-            self.fetch_anew(token, out);
+            self.drive_fetcher(out, |fetcher, around, out| fetcher.ask_anew(around, token, out));
         }
     }
 
