@@ -264,6 +264,8 @@ impl<M: Machine> World<M> {
         self.handled += 1;
         let turn = slot.machine.last_turn();
         self.longest_slice = self.longest_slice.max((turn.sliced, turn.of));
+        let longest = self.longest_slices.entry(turn.of).or_default();
+        *longest = turn.sliced.max(*longest);
         if self.handled.is_multiple_of(VERIFIED_EVERY) {
             slot.machine.verify();
         }

@@ -204,6 +204,8 @@ pub struct World<M> {
     pub(crate) handled: u64,
     /// The most work that one of them has done in one of what goes in slices.
     pub longest_slice: (usize, &'static str),
+    /// The most that a turn had done when it ended with that.
+    pub longest_slices: BTreeMap<&'static str, usize>,
     pub grid: GridId,
     pub(crate) asks: BTreeMap<u64, NodeAsk>,
     pub(crate) next_ask: u64,
@@ -238,6 +240,7 @@ impl<M: Machine> World<M> {
             host_effects: Effects::new(),
             handled: 0,
             longest_slice: (0, ""),
+            longest_slices: BTreeMap::new(),
             grid: GridId(0x1001),
             asks: BTreeMap::new(),
             next_ask: 0,

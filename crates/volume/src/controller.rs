@@ -25,7 +25,7 @@
 pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Target};
 use crate::basis::Basis;
-use crate::care::{Around, Care, CleanRead, Cleaned, Header, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
+use crate::care::{Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
 use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
 use crate::io::read_ahead::ReadAhead;
@@ -796,15 +796,20 @@ impl Controller {
         }
     }
 
-    fn find_live(&mut self, out: Out) {
-        let missing = self.care.cleaner.find_live(&mut self.map);
-        if missing.is_empty() {
-            let (care, mut around) = self.care();
-            care.cleaner.begin_reading(&mut around, &care.repairer);
-            return self.read_live(out);
-        }
-        for no in missing {
-            self.load_leaf(no, LeafWaiter::Cleaner, out);
+    /// The next slice of the look-up for what lives in what is cleaned.
+    pub(crate) fn find_live(&mut self, out: Out) {
+        self.care.cleaner.slice_by(None);
+        let (mut runs, runs_max) = (0, self.left_of_slice());
+        let looked = self.care.cleaner.find_live(&mut self.map, runs_max, &mut runs);
+        self.turn.slice("cleaner: what lives is looked up", runs);
+        match looked {
+            Looked::On => self.care.cleaner.slice_by(Some(self.next_slice_at())),
+            Looked::Needs(leaves) => self.load_leaves(&leaves, LeafWaiter::Cleaner, out),
+            Looked::All => {
+                let (care, mut around) = self.care();
+                care.cleaner.begin_reading(&mut around, &care.repairer);
+                self.read_live(out);
+            }
         }
     }
 
@@ -1422,7 +1427,7 @@ impl Controller {
         self.drive_roll(out);
         self.drive_destage(out);
         self.drive_fork(out);
-        self.drive_slice(out);
+        self.drive_slices(out);
         self.drive_checkpoint(out);
         self.drive_cleaner(out);
         self.drive_repair(out);

@@ -21,9 +21,14 @@ impl Wants {
         (self.free, self.checkpoint) = (true, true);
     }
 
-    /// The state as of now is being written.
+    /// What is dead now is about to be freed.
+    pub(crate) fn on_condemning(&mut self) {
+        self.free = false;
+    }
+
+    /// The state as of now is being written. What has died since dead segments were looked for needs another one.
     pub(crate) fn on_captured(&mut self) {
-        (self.checkpoint, self.free, self.hurry) = (false, false, false);
+        (self.checkpoint, self.hurry) = (self.free, false);
     }
 }
 
@@ -36,7 +41,17 @@ mod tests {
         let mut wants = Wants { fold: true, rewrite: true, hurry: true, ..Wants::default() };
         wants.free_dead();
         assert!(wants.free && wants.checkpoint);
+        wants.on_condemning();
         wants.on_captured();
         assert_eq!(wants, Wants { fold: true, rewrite: true, ..Wants::default() });
+    }
+
+    #[test]
+    fn what_dies_between_the_look_for_dead_segments_and_the_capture_wants_another_one() {
+        let mut wants = Wants::default();
+        wants.on_condemning();
+        wants.free_dead();
+        wants.on_captured();
+        assert_eq!(wants, Wants { free: true, checkpoint: true, ..Wants::default() });
     }
 }

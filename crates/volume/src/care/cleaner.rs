@@ -1,10 +1,13 @@
 //! The cleaner: moves what still lives out of mostly dead segments, so that they can be freed whole; and re-codes
 //! segments that were written in a narrower layout while nodes were away.
 //!
-//! States: idle -> headers (the victims' indexes are read) -> leaves (what lives is looked up) -> data (it is read) ->
-//! writing (a new segment, whose commit names each block's old place as its source) -> idle.
+//! States: idle -> headers (the victims' indexes are read) -> leaves (what lives is looked up, in slices) -> data (it is
+//! read) -> writing (a new segment, whose commit names each block's old place as its source) -> idle.
 //!
 //! A fold never changes the base while the cleaner is at work (see `apply`).
+//!
+//! Invariant: nothing in a victim comes to life again, since the map names older places only less often. So what one
+//! slice found dead stays dead; what it found alive and died since is sorted out by the commit.
 
 use super::Around;
 use super::moves::is_drained_by_cleaning;
@@ -47,6 +50,9 @@ const PASSES_NEAR_CALM: u64 = 2;
 /// behind these few.
 const READS_AHEAD: usize = 32;
 
+/// Leaves that are asked for at a time.
+const LEAVES_AHEAD: usize = 128;
+
 /// How long a segment that could not be read is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
 
@@ -68,6 +74,27 @@ struct Move {
     block: u32,
     blocks: u32,
     crcs: Crcs,
+}
+
+/// Where the look-up for what lives has come to: an extent of a victim's index, and its first block in the segment;
+/// and how many moves came before.
+#[derive(Clone, Copy, Debug, Default)]
+struct At {
+    victim: usize,
+    extent: usize,
+    block: u32,
+    moves: usize,
+}
+
+/// What a slice of that look-up comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// It goes on with the next slice.
+    On,
+    /// It goes on when these leaves are there.
+    Needs(Vec<LeafNo>),
+    /// Everything that lives is known.
+    All,
 }
 
 /// A piece: which, the blocks in its segment from which on and how many, and their checksums.
@@ -123,6 +150,10 @@ struct Pass {
     victims: Vec<Victim>,
     pins: Pins,
     leaves_pending: BTreeSet<LeafNo>,
+    at: At,
+    /// Where leaves were missing first, and which.
+    missing_at: Option<At>,
+    missing: BTreeSet<LeafNo>,
     moves: Vec<Move>,
     /// The pieces to move, and the segments that they are read from.
     parts: Vec<(SegmentNo, Option<Buf>)>,
@@ -134,6 +165,40 @@ struct Pass {
     unreadable: BTreeSet<SegmentNo>,
     /// Its victims leave the first tier.
     rotates: bool,
+}
+
+impl Pass {
+    /// Looks up the next extent, and tells how many runs the map has for it.
+    fn look_up(&mut self, map: &mut Map) -> usize {
+        let At { victim, extent, block, .. } = self.at;
+        let index = self.victims[victim].index.as_ref().expect("all headers are there");
+        let Some(CommitExtent { key, blocks, .. }) = index.get(extent) else {
+            self.at = At { victim: victim + 1, extent: 0, block: 0, moves: self.moves.len() };
+            return 0;
+        };
+        let no = self.victims[victim].no;
+        let mut runs = 0;
+        match map.resolve_written(key.0, u64::from(*blocks), &self.pins) {
+            Ok(pieces) => {
+                runs = pieces.len();
+                for piece in pieces {
+                    let offset = (Key(piece.start).lba().0 - key.lba().0) as u32;
+                    if let Some(Place::Segment { segment, block: at, crcs }) = piece.value
+                        && segment == no
+                        && at == block + offset
+                    {
+                        self.moves.push(Move { key: piece.start, segment, block: at, blocks: piece.len as u32, crcs });
+                    }
+                }
+            }
+            Err(leaves) => {
+                self.missing_at.get_or_insert(self.at);
+                self.missing.extend(leaves);
+            }
+        }
+        self.at = At { victim, extent: extent + 1, block: block + blocks, moves: self.moves.len() };
+        runs
+    }
 }
 
 /// A search that is under way. Its candidates are hints: a step may find one that has died, or was cleaned, until the
@@ -164,6 +229,8 @@ pub(crate) struct Cleaner {
     rotated: bool,
     searched_at: Instant,
     search: Option<Search>,
+    /// When the look-up for what lives goes on.
+    slice_at: Option<Instant>,
     /// Emptied already; freed with the next checkpoint, or when a fold has told that they are empty.
     emptied: BTreeSet<SegmentNo>,
     /// Moved since the last checkpoint: so much more is taken until that frees what was emptied.
@@ -197,13 +264,13 @@ impl Cleaner {
 
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self) {
-        let Some(pass) = &self.pass else { return };
+        let Some(pass) = &self.pass else { return assert!(self.slice_at.is_none(), "a slice is of a pass") };
         assert!(pass.id < self.next_id && !pass.victims.is_empty(), "a pass has a number of its own, and victims");
         assert!(pass.pending <= READS_AHEAD.max(pass.victims.len()), "{} are asked for at a time", pass.pending);
     }
 
     /// What was emptied is about to be freed.
-    pub(crate) fn on_captured(&mut self) {
+    pub(crate) fn on_condemning(&mut self) {
         self.owed_bytes = 0;
     }
 
@@ -430,6 +497,9 @@ impl Cleaner {
             victims: victims.into_iter().map(|no| Victim { no, tried: 0, asked_at: None, index: None }).collect(),
             pins: Pins::default(),
             leaves_pending: BTreeSet::new(),
+            at: At::default(),
+            missing_at: None,
+            missing: BTreeSet::new(),
             moves: Vec::new(),
             parts: Vec::new(),
             unread: VecDeque::new(),
@@ -492,39 +562,35 @@ impl Cleaner {
         if pass.pending == 0 { Header::All } else { Header::Nothing }
     }
 
-    /// Looks up which of the victims' blocks the map still names. Leaves that have to be there first, if some have;
-    /// else they are read.
-    pub(crate) fn find_live(&mut self, map: &mut Map) -> Vec<LeafNo> {
+    /// Looks up which of the victims' blocks the map still names, to the end of the extent with which `runs` come to
+    /// `runs_max`.
+    pub(crate) fn find_live(&mut self, map: &mut Map, runs_max: usize, runs: &mut usize) -> Looked {
         let pass = self.pass.as_mut().expect("a pass under way");
-        let mut missing = BTreeSet::new();
-        let mut moves = Vec::new();
-        for victim in &pass.victims {
-            let mut block = 0;
-            for extent in victim.index.as_ref().expect("all headers are there") {
-                match map.resolve_written(extent.key.0, u64::from(extent.blocks), &pass.pins) {
-                    Ok(pieces) => {
-                        for piece in pieces {
-                            let offset = (Key(piece.start).lba().0 - extent.key.lba().0) as u32;
-                            if let Some(Place::Segment { segment, block: at, crcs }) = piece.value
-                                && segment == victim.no
-                                && at == block + offset
-                            {
-                                let blocks = piece.len as u32;
-                                moves.push(Move { key: piece.start, segment, block: at, blocks, crcs });
-                            }
-                        }
-                    }
-                    Err(leaves) => missing.extend(leaves),
-                }
-                block += extent.blocks;
+        while pass.at.victim < pass.victims.len() && pass.missing.len() < LEAVES_AHEAD {
+            if *runs >= runs_max {
+                return Looked::On;
             }
+            *runs += 1 + pass.look_up(map);
         }
-        pass.leaves_pending = missing.clone();
-        pass.moves = moves;
-        missing.into_iter().collect()
+        if let Some(at) = pass.missing_at.take() {
+            pass.at = at;
+            pass.moves.truncate(at.moves);
+            pass.leaves_pending = std::mem::take(&mut pass.missing);
+            return Looked::Needs(pass.leaves_pending.iter().copied().collect());
+        }
+        Looked::All
     }
 
-    /// True when all leaves are there: then it is looked up once more what lives.
+    /// When the next slice is due.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.slice_at
+    }
+
+    pub(crate) fn slice_by(&mut self, at: Option<Instant>) {
+        self.slice_at = at;
+    }
+
+    /// True when all leaves are there: then the look-up goes on where the first of them was missing.
     pub(crate) fn on_leaf(
         &mut self,
         around: &mut Around<'_>,
@@ -665,6 +731,7 @@ impl Cleaner {
 
     fn give_up_pass(&mut self, around: &mut Around<'_>) {
         let until = around.basis.now + UNREADABLE_PAUSE;
+        self.slice_at = None;
         let unreadable = self.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
         // Victims that died meanwhile were kept for the pass.
         around.wants.free_dead();
@@ -739,9 +806,7 @@ mod tests {
         let header = header(&rig);
         let answered = rig.with(|around, _| cleaner.on_header(around, pass, 0, &Reply::ShardHeader, &header));
         assert!(matches!(answered, Header::All));
-        assert!(cleaner.find_live(&mut Map::new(1 << 20)).is_empty());
-        // By the map that names it, and not by the empty one.
-        assert!(cleaner.find_live(&mut rig.map).is_empty());
+        assert_eq!(cleaner.find_live(&mut rig.map, usize::MAX, &mut 0), Looked::All);
         rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
         let mut written = None;
         while let Some(read) = cleaner.next_read() {
@@ -759,6 +824,58 @@ mod tests {
         assert!(cleaned.rotated.is_none() && !cleaned.goes_on);
         assert!(cleaner.is_idle() && cleaner.is_emptied(no(1, 1)) && rig.wants.free);
         assert_eq!((cleaner.owed_bytes(), rig.counters.segments_cleaned), (100 * BLOCK_BYTES as u64, 1));
+    }
+
+    #[test]
+    fn what_lives_is_looked_up_in_slices_and_goes_on_where_a_leaf_was_missing() {
+        let looked = |runs_max: usize| {
+            let mut kept = Kept::new();
+            kept.segments.insert(no(1, 1), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
+            let extent_of = |at: u64| CommitExtent { key: Key(at * 256), blocks: 1, source: Source::Log(Lsn(1)) };
+            for at in 0..300 {
+                let place = Place::Segment { segment: no(1, 1), block: at as u32, crcs: Crcs::new(vec![0]) };
+                kept.say(0, at * 256, 1, place);
+            }
+            kept.fold(2);
+            for at in (0..300).step_by(3) {
+                kept.say(0, at * 256, 1, Place::Zero);
+            }
+            let gone: BTreeMap<LeafNo, _> = (0..150).map(|no| (LeafNo(no), kept.evict(LeafNo(no)))).collect();
+            let mut rig = rig();
+            let mut cleaner = Cleaner::default();
+            rig.segments = std::mem::take(&mut kept.segments);
+            rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1)], false, out));
+            let pass = cleaner.pass.as_mut().expect("it has begun");
+            pass.victims[0].index = Some((0..300).map(extent_of).collect());
+            let (mut slices, mut asked) = (0, Vec::new());
+            rig.map = kept.map;
+            loop {
+                let mut runs = 0;
+                let found = cleaner.find_live(&mut rig.map, runs_max, &mut runs);
+                assert!(runs <= runs_max.saturating_add(1), "{runs} runs in a slice of {runs_max}");
+                slices += 1;
+                match found {
+                    Looked::All => break,
+                    Looked::On => {}
+                    Looked::Needs(leaves) => {
+                        asked.push(leaves.len());
+                        for no in leaves {
+                            let leaf = Some(Arc::clone(&gone[&no]));
+                            rig.with(|around, _| cleaner.on_leaf(around, no, leaf, None));
+                        }
+                    }
+                }
+            }
+            let pass = cleaner.pass.as_ref().expect("it is under way");
+            (slices, asked, pass.moves.iter().map(|at| (at.key, at.block)).collect::<Vec<_>>())
+        };
+        let expected: Vec<(u64, u32)> = (0..300).filter(|at| at % 3 > 0).map(|at| (at * 256, at as u32)).collect();
+        for (runs_max, slices) in [(usize::MAX, 3), (10, 50)] {
+            let found = looked(runs_max);
+            assert!(found.0 >= slices, "{} slices of {runs_max} runs", found.0);
+            assert_eq!(found.1, [LEAVES_AHEAD, 150 - LEAVES_AHEAD], "no more leaves at a time, and each once");
+            assert_eq!(found.2, expected);
+        }
     }
 
     #[test]

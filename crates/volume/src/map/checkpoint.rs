@@ -1,9 +1,10 @@
 //! Checkpoints: the state of the map as of an LSN, in metadata segments, named by a record in the log.
 //!
-//! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> writing (the state
-//! is captured, in slices, and the runs of the checkpoint are being put) -> recording (its record is in the log) -> idle.
-//! The base changes leaf by leaf, when the new ones are durable, and then the state is captured ([`super::capture`]); a
-//! crash at any point leaves the previous checkpoint whole.
+//! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> condemning
+//! (dead segments leave the table, in slices) -> writing (the state is captured, in slices, and the runs of the
+//! checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes leaf by leaf, when the
+//! new ones are durable, and then the state is captured ([`super::capture`]); a crash at any point leaves the previous
+//! checkpoint whole.
 //!
 //! A run is full (everything) or a delta (what changed since the last run); a chain is a full run and its deltas.
 //!
@@ -39,6 +40,9 @@ const CHAIN_KEPT_MAX: usize = 64;
 /// And everything is written again, too, once it is less than this part of what the chain's runs have named.
 const SHRUNK_PART: usize = 4;
 
+/// Segments that are looked at without asking whether the turn has done its slice.
+const CONDEMNED_AT_ONCE: usize = 32;
+
 /// A dirty volume is checkpointed at least this often, so that an idle log becomes empty.
 const AGE_MAX: Duration = Duration::from_secs(3);
 
@@ -61,6 +65,8 @@ pub(super) enum Stage {
     #[default]
     Idle,
     Folding(Box<Fold>),
+    /// Up to that segment dead ones have left the table.
+    Condemning(Option<SegmentNo>),
     Writing(Writing),
     Recording,
 }
@@ -161,7 +167,7 @@ impl Controller {
         if many && self.care.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
             self.begin_fold(out);
         } else {
-            self.capture(out);
+            self.begin_capture(out);
         }
     }
 
@@ -267,12 +273,28 @@ impl Controller {
 
     // ---- capturing and writing ----
 
-    /// Takes the state as of the completed LSN and writes it as a run.
-    pub(super) fn capture(&mut self, out: Out) {
-        let rewrite = std::mem::take(&mut self.wants.rewrite);
+    /// A checkpoint begins: dead segments leave the table, and then the state is captured.
+    pub(super) fn begin_capture(&mut self, out: Out) {
         self.checkpointer.bytes_in_row = 0;
+        self.wants.on_condemning();
+        self.care.cleaner.on_condemning();
+        self.checkpointer.stage = Stage::Condemning(None);
+        self.condemn_or_capture(out);
+    }
+
+    pub(super) fn condemn_or_capture(&mut self, out: Out) {
+        let Stage::Condemning(mut last) = self.checkpointer.stage else { return };
+        if self.condemn_some(&mut last) {
+            return self.capture(out);
+        }
+        self.checkpointer.stage = Stage::Condemning(last);
+        self.slice_soon();
+    }
+
+    /// Takes the state as of the completed LSN and writes it as a run.
+    fn capture(&mut self, out: Out) {
+        let rewrite = std::mem::take(&mut self.wants.rewrite);
         self.map.limit_leaves();
-        self.condemn_dead();
         let names = self.names();
         let chain_max = if self.keeps_chain() { CHAIN_KEPT_MAX } else { CHAIN_MAX };
         let is_long = self.checkpointer.chain_len >= chain_max;
@@ -290,7 +312,6 @@ impl Controller {
         checkpointer.captured = lsn;
         checkpointer.bytes_at_capture = self.log.total_bytes;
         self.wants.on_captured();
-        self.care.cleaner.on_captured();
         checkpointer.journal_fill = 0;
         self.capture_some(out);
     }
@@ -305,24 +326,38 @@ impl Controller {
         self.checkpointer.chain_names = self.names();
     }
 
-    /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed.
-    fn condemn_dead(&mut self) {
-        let dead: Vec<SegmentNo> = self
-            .segments
-            .unseen()
-            .filter(|no| !self.segments.is_unsettled(*no) && !self.care.cleaner.is_victim(*no))
-            .filter(|no| !self.is_named_by_dependents(*no))
-            .collect();
-        for no in dead {
-            let info = self.segments.remove(no).expect("just listed");
-            if info.kind == Kind::Data {
-                self.room.on_dead(self.basis.now);
+    /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed. True when
+    /// all have.
+    ///
+    /// Between two slices the map goes on changing. Invariant: nothing dead is named again, so that what has left the
+    /// table is missed by nobody. What dies behind the walk is wanted to be freed anew, by another checkpoint.
+    fn condemn_some(&mut self, last: &mut Option<SegmentNo>) -> bool {
+        while !self.has_sliced() {
+            let looked_at: Vec<SegmentNo> = self.segments.unseen_after(*last).take(CONDEMNED_AT_ONCE).collect();
+            self.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
+            for no in &looked_at {
+                let is_held = self.segments.is_unsettled(*no) || self.care.cleaner.is_victim(*no);
+                if !is_held && !self.is_named_by_dependents(*no) {
+                    self.condemn(*no);
+                }
             }
-            self.care.repairer.forget(no);
-            // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
-            self.segments.unsettle(no);
-            self.checkpointer.condemned.insert(no, info.homes);
+            *last = looked_at.last().copied();
+            if last.is_none() {
+                return true;
+            }
         }
+        false
+    }
+
+    fn condemn(&mut self, no: SegmentNo) {
+        let info = self.segments.remove(no).expect("just listed");
+        if info.kind == Kind::Data {
+            self.room.on_dead(self.basis.now);
+        }
+        self.care.repairer.forget(no);
+        // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
+        self.segments.unsettle(no);
+        self.checkpointer.condemned.insert(no, info.homes);
     }
 
     /// Encodes what was captured, as much as a slice allows, and puts full payloads into segments.

@@ -36,11 +36,37 @@ const RUN_BYTES: usize = 160;
 const POINTER_BYTES: usize = 80;
 
 /// What is to be folded.
+#[derive(Debug)]
 pub(super) struct Choice {
     pub(super) leaves: BTreeSet<LeafNo>,
     pub(super) between: BTreeSet<LeafNo>,
     /// Where the next fold goes on, if there is more to take in.
     pub(super) next: Option<u64>,
+}
+
+/// A choice that is under way, run by run.
+#[derive(Debug)]
+pub(super) struct Choosing {
+    choice: Choice,
+    /// What is to be written.
+    bytes: u64,
+    bytes_max: u64,
+    gap_max: u64,
+    /// The last leaf that was chosen.
+    last: Option<LeafNo>,
+    /// Where the search goes on, and where it ends, once it has come round.
+    at: u64,
+    end: Option<u64>,
+    cursor: u64,
+}
+
+impl Choosing {
+    pub(super) fn done(mut self) -> Choice {
+        while self.choice.leaves.len() > FOLD_LEAVES_MAX {
+            self.choice.leaves.pop_last();
+        }
+        self.choice
+    }
 }
 
 #[derive(Debug)]
@@ -117,59 +143,74 @@ impl Map {
 
     // ---- what is folded ----
 
-    /// The next leaves, in key order from the cursor on and round again, with anything of the overlay to take in.
-    pub(super) fn choose_leaves(&self, cursor: u64, in_log: usize, bytes_max: u64) -> Choice {
-        let (mut chosen, mut between, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0_u64);
+    /// Begins to choose the next leaves, in key order from the cursor on and round again, with anything of the overlay
+    /// to take in.
+    pub(super) fn begin_choosing(&self, cursor: u64, in_log: usize, bytes_max: u64) -> Choosing {
         // Rounds that follow each other quickly take in few of many leaves each time; those that they pass by would
         // keep what the others leave behind from being freed.
         let gap_max = if self.overlay_is_large(in_log) { BETWEEN_MAX } else { 0 };
-        let mut last = None::<LeafNo>;
-        let mut next = None;
-        let ahead = self.overlay.iter_from(cursor);
-        let behind = self.overlay.iter_from(0).take_while(|(start, _, _)| *start < cursor);
+        let choice = Choice { leaves: BTreeSet::new(), between: BTreeSet::new(), next: None };
+        Choosing { choice, bytes: 0, bytes_max, gap_max, last: None, at: cursor, end: None, cursor }
+    }
+
+    /// Looks at the next `count` runs; false once all are chosen. What comes behind that place meanwhile is for another
+    /// fold.
+    pub(super) fn choose_some(&self, choosing: &mut Choosing, count: usize) -> bool {
+        let end = choosing.end.unwrap_or(u64::MAX);
+        let mut runs = self.overlay.iter_from(choosing.at).take_while(|(start, _, _)| *start < end);
+        for (start, len, mapped) in runs.by_ref().take(count) {
+            self.choose_under(choosing, start, len, mapped);
+            if choosing.choice.leaves.len() + choosing.choice.between.len() >= FOLD_LEAVES_MAX
+                || choosing.bytes >= choosing.bytes_max
+            {
+                choosing.choice.next = Some(start + len);
+                return false;
+            }
+        }
+        match runs.next() {
+            Some((start, _, _)) => choosing.at = start,
+            None if choosing.end.is_some() => return false,
+            None => (choosing.at, choosing.end) = (0, Some(choosing.cursor)),
+        }
+        true
+    }
+
+    /// Leaves that take in this run.
+    fn choose_under(&self, choosing: &mut Choosing, start: u64, len: u64, mapped: &Mapped) {
+        let Choosing { choice: Choice { leaves: chosen, between, .. }, bytes, gap_max, last, .. } = choosing;
         let len_of = |no: LeafNo| self.directory.get(no).map_or(0, |leaf| u64::from(leaf.len_bytes));
-        for (start, len, mapped) in ahead.chain(behind) {
-            let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
-            let mut choose = |no: LeafNo| {
-                // Runs of one leaf follow each other.
-                if last == Some(no) || !chosen.insert(no) {
-                    return;
-                }
-                bytes += len_of(no);
-                if let Some(before) = last.replace(no).filter(|before| *before < no && no.0 - before.0 <= gap_max) {
-                    let passed = self.directory.range((Bound::Excluded(before), Bound::Excluded(no)));
-                    between.extend(passed.inspect(|no| bytes += len_of(*no)));
-                }
-            };
-            match mapped.place {
-                Place::Log { .. } => continue,
-                // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
-                Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
-                    // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
-                    let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
-                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
-                    [first, last_here].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
-                }
-                Place::Zero => {
-                    self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
-                    if first == last_here {
-                        choose(first);
-                    }
-                }
-                Place::Segment { .. } => {
-                    (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
-                    bytes += encoded_run_bytes(len);
+        let (first, last_here) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
+        let mut choose = |no: LeafNo| {
+            // Runs of one leaf follow each other.
+            if *last == Some(no) || !chosen.insert(no) {
+                return;
+            }
+            *bytes += len_of(no);
+            if let Some(before) = last.replace(no).filter(|before| *before < no && no.0 - before.0 <= *gap_max) {
+                let passed = self.directory.range((Bound::Excluded(before), Bound::Excluded(no)));
+                between.extend(passed.inspect(|no| *bytes += len_of(*no)));
+            }
+        };
+        match mapped.place {
+            Place::Log { .. } => {}
+            // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
+            Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
+                // Where no leaf is, whole leaves of zeroes stay in the overlay: one run, however many there are.
+                let covered = |no: LeafNo| no.first_key() >= start && no.first_key() + LEAF_BLOCKS <= start + len;
+                self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                [first, last_here].into_iter().filter(|no| !covered(*no)).for_each(&mut choose);
+            }
+            Place::Zero => {
+                self.directory.range(first..=last_here).take(FOLD_LEAVES_MAX).for_each(&mut choose);
+                if first == last_here {
+                    choose(first);
                 }
             }
-            if chosen.len() + between.len() >= FOLD_LEAVES_MAX || bytes >= bytes_max {
-                next = Some(start + len);
-                break;
+            Place::Segment { .. } => {
+                (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
+                *bytes += encoded_run_bytes(len);
             }
         }
-        while chosen.len() > FOLD_LEAVES_MAX {
-            chosen.pop_last();
-        }
-        Choice { leaves: chosen, between, next }
     }
 
     pub(super) fn new_leaf(
@@ -303,7 +344,9 @@ pub(super) mod tests {
 
     /// Folds all that there is into leaves, which lie in the metadata segment of that number.
     pub(in crate::map) fn fold(kept: &mut Kept, counter: u64) {
-        let choice = kept.map.choose_leaves(0, 0, 1 << 20);
+        let mut choosing = kept.map.begin_choosing(0, 0, 1 << 20);
+        while kept.map.choose_some(&mut choosing, 1) {}
+        let choice = choosing.done();
         assert_eq!(choice.next, None);
         kept.segments.insert(no(9, counter), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });
         for leaf in choice.leaves {
@@ -379,5 +422,45 @@ pub(super) mod tests {
         kept.with(|map, accounts| map.forget_leaf(leaf, old.as_deref(), accounts));
         assert_eq!((kept.live(1), kept.live(2), kept.map.run_count()), (0, 0, 0));
         assert_eq!(kept.map.directory().len(), 0);
+    }
+
+    #[test]
+    fn leaves_are_chosen_from_the_cursor_on_and_round_again_whatever_comes_meanwhile() {
+        let mut kept = Kept::new();
+        for leaf in [1, 4, 7] {
+            kept.write(0, leaf * LEAF_BLOCKS, 8, 1);
+        }
+        let mut choosing = kept.map.begin_choosing(3 * LEAF_BLOCKS, 0, 1 << 20);
+        assert!(kept.map.choose_some(&mut choosing, 1));
+        kept.write(0, 9 * LEAF_BLOCKS, 8, 2);
+        kept.say(0, 7 * LEAF_BLOCKS, 8, Place::Zero);
+        kept.write(0, 2 * LEAF_BLOCKS, 8, 2);
+        while kept.map.choose_some(&mut choosing, 1) {}
+        let choice = choosing.done();
+        assert_eq!(choice.leaves, [1, 2, 4, 7, 9].map(LeafNo).into());
+        assert_eq!(choice.next, None);
+    }
+
+    #[test]
+    fn a_large_discard_while_leaves_are_chosen_stays_to_be_folded() {
+        let mut kept = Kept::new();
+        let pointer = LeafPointer { segment: no(9, 1), offset_bytes: 0, len_bytes: 2, crc: 0 };
+        for leaf in 0..2000 {
+            kept.map.directory.insert(LeafNo(leaf), pointer);
+        }
+        for is_late in [false, true] {
+            kept.map.shadow = Default::default();
+            kept.map.overlay = Default::default();
+            if !is_late {
+                kept.say(0, 0, 2000 * LEAF_BLOCKS, Place::Zero);
+            }
+            kept.map.shadow.on_choosing();
+            if is_late {
+                kept.say(0, 0, 2000 * LEAF_BLOCKS, Place::Zero);
+            }
+            assert!(!kept.map.knows_all_shadowed());
+            kept.map.shadow.on_all_folded();
+            assert_eq!(kept.map.knows_all_shadowed(), !is_late);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! A fold that is under way, slice by slice: guests get their turns in between.
 //!
-//! States: reading (leaves that are not in memory) -> merging (each with what the overlay says over it, and encoded)
-//! -> writing (one metadata segment) -> installing (the directory names the new leaves, one after the other) -> another
-//! fold, or the state is captured.
+//! States: choosing (leaves that the overlay says something of) -> reading (those that are not in memory) -> merging
+//! (each with what the overlay says over it, and encoded) -> writing (one metadata segment) -> installing (the
+//! directory names the new leaves, one after the other) -> another fold, or the state is captured.
 //!
 //! What may happen between two slices: whatever changes the overlay, as writes, discards, destages and bulk writes do;
 //! snapshots and clones; openings of the volume elsewhere, which end all of this. What can't: the cleaner and the
@@ -16,7 +16,7 @@
 //! of the leaf that it is at.
 
 use super::checkpoint::Stage;
-use super::fold::{Choice, MergedLeaf, NewLeaf};
+use super::fold::{Choice, Choosing, MergedLeaf, NewLeaf};
 use super::leaf::{Leaf, LeafNo};
 use super::leafload::LeafWaiter;
 use super::merge::Going;
@@ -35,6 +35,9 @@ const PAUSE: Duration = Duration::from_micros(500);
 
 /// A leaf costs as much as so many runs, beside its own.
 const RUNS_A_LEAF: usize = 16;
+
+/// Runs of the overlay that are looked at without asking whether the turn has done its slice.
+const LOOKED_AT_ONCE: usize = 32;
 
 /// Leaves that are asked for in one slice.
 const READS_A_SLICE: usize = 128;
@@ -60,6 +63,8 @@ pub(super) struct Fold {
 
 #[derive(Debug)]
 enum Step {
+    /// Absent while it is at it.
+    Choosing(Option<Choosing>),
     Reading(Reading),
     Merging(Merging),
     Writing,
@@ -128,31 +133,53 @@ impl Payload {
 impl Controller {
     /// When the next slice is due.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        self.checkpointer.slice_at
+        let cleaning = self.care.cleaner.slice_deadline();
+        self.checkpointer.slice_at.into_iter().chain(cleaning).min()
     }
 
     pub(super) fn slice_soon(&mut self) {
-        self.checkpointer.slice_at = Some(self.basis.now + PAUSE);
+        self.checkpointer.slice_at = Some(self.next_slice_at());
+    }
+
+    /// When work that is cut here goes on.
+    pub(crate) fn next_slice_at(&self) -> Instant {
+        self.basis.now + PAUSE
     }
 
     /// Whether this turn has done its slice.
     pub(super) fn has_sliced(&self) -> bool {
-        self.turn.sliced >= self.basis.config.slice_runs_max
+        self.left_of_slice() == 0
     }
 
-    /// The next slice, if it is due.
-    pub(crate) fn drive_slice(&mut self, out: Out) {
-        let is_at_work = matches!(self.state, State::Open | State::Closing);
-        if !is_at_work || self.checkpointer.slice_at.is_none_or(|at| at > self.basis.now) {
+    /// Runs that this turn may go through.
+    pub(crate) fn left_of_slice(&self) -> usize {
+        self.basis.config.slice_runs_max.saturating_sub(self.turn.sliced)
+    }
+
+    /// The next slices, if they are due.
+    pub(crate) fn drive_slices(&mut self, out: Out) {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
+        self.drive_checkpoint_slice(out);
+        if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
+            self.find_live(out);
+        }
+    }
+
+    fn drive_checkpoint_slice(&mut self, out: Out) {
+        if self.checkpointer.slice_at.is_none_or(|at| at > self.basis.now) {
             return;
         }
         self.checkpointer.slice_at = None;
         let fold = match &self.checkpointer.stage {
             Stage::Folding(fold) => fold,
+            Stage::Condemning(_) => return self.condemn_or_capture(out),
             Stage::Writing(_) => return self.capture_some(out),
             Stage::Idle | Stage::Recording => return,
         };
         match &fold.step {
+            Step::Choosing(_) => self.choose_some(out),
             Step::Reading(_) => self.read_some(out),
             Step::Merging(_) => self.merge_some(out),
             Step::Writing => {}
@@ -166,14 +193,44 @@ impl Controller {
         let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
         let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
         let in_log = self.log.undestaged_count();
-        let Choice { leaves: mut chosen, between, next } =
-            self.map.choose_leaves(self.checkpointer.fold_cursor, in_log, bytes_max);
-        self.checkpointer.fold_cursor = next.unwrap_or(0);
+        let choosing = self.map.begin_choosing(self.checkpointer.fold_cursor, in_log, bytes_max);
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
-        self.map.unfolded = next.is_some();
+        self.map.unfolded = false;
+        self.map.shadow.on_choosing();
+        let (step, captured) = (Step::Choosing(Some(choosing)), self.log.completed);
+        let (merged, dropped) = (Vec::new(), Vec::new());
+        let (going, narrow, between) = (Going::default(), BTreeSet::new(), BTreeSet::new());
+        let fold = Fold { step, going, narrow, between, from, captured, merged, dropped };
+        self.checkpointer.stage = Stage::Folding(Box::new(fold));
+        self.choose_some(out);
+    }
+
+    // ---- choosing ----
+
+    fn choose_some(&mut self, out: Out) {
+        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
+        let Step::Choosing(choosing) = &mut fold.step else { return };
+        let Some(mut choosing) = choosing.take() else { return };
+        let mut goes_on = true;
+        while goes_on && !self.has_sliced() {
+            goes_on = self.map.choose_some(&mut choosing, LOOKED_AT_ONCE);
+            self.turn.slice("fold: runs are looked at", LOOKED_AT_ONCE);
+        }
+        if goes_on {
+            let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
+            fold.step = Step::Choosing(Some(choosing));
+            return self.slice_soon();
+        }
+        self.begin_reading(choosing.done(), out);
+    }
+
+    fn begin_reading(&mut self, choice: Choice, out: Out) {
+        let Choice { leaves: mut chosen, between, next } = choice;
+        self.checkpointer.fold_cursor = next.unwrap_or(0);
+        self.map.unfolded |= next.is_some();
         let narrow = self.narrow_leaves();
         chosen.extend(narrow.iter().chain(&between).copied());
-        if !self.map.unfolded {
+        if next.is_none() {
             self.map.shadow.on_all_folded();
         }
         let written: Vec<ObjectId> = self.direct.layers().collect();
@@ -192,10 +249,8 @@ impl Controller {
         reading.pending = missing.iter().map(|(_, _, no)| *no).collect();
         reading.unasked = missing.into_iter().map(|(_, _, no)| no).collect::<Vec<_>>().into_iter();
         self.turn.slice("fold: leaves are chosen", reading.leaves.len());
-        let (step, captured) = (Step::Reading(reading), self.log.completed);
-        let (merged, dropped) = (Vec::new(), Vec::new());
-        let fold = Fold { step, going, narrow, between, from, captured, merged, dropped };
-        self.checkpointer.stage = Stage::Folding(Box::new(fold));
+        let Stage::Folding(fold) = &mut self.checkpointer.stage else { panic!("leaves were chosen for a fold") };
+        (fold.step, fold.going, fold.narrow, fold.between) = (Step::Reading(reading), going, narrow, between);
         self.read_some(out);
     }
 
@@ -347,7 +402,7 @@ impl Controller {
         let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
         let Step::Installing(installing) = &mut fold.step else { return };
         let mut folded = std::mem::take(&mut self.checkpointer.folded_leaves);
-        let runs_max = self.basis.config.slice_runs_max.saturating_sub(self.turn.sliced);
+        let runs_max = self.left_of_slice();
         let runs_before = self.map.run_count() as i64;
         let (map, mut accounts) = self.map_and_accounts();
         let mut runs = 0;
@@ -393,7 +448,7 @@ impl Controller {
         if self.folds_on(bytes, runs) {
             return self.begin_fold(out);
         }
-        self.capture(out);
+        self.begin_capture(out);
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Shadow {
     uncounted: BTreeMap<LeafNo, Vec<(u16, u16)>>,
     /// So are more than are worth listing.
     is_vague: bool,
+    /// Since the leaves of a fold are being chosen.
+    is_vague_anew: bool,
 }
 
 /// Leaves that one run of the overlay hides: of more, only those in memory are looked at.
@@ -37,9 +39,14 @@ impl Shadow {
         self.uncounted.is_empty() && !self.is_vague
     }
 
-    /// Everything that could be folded was.
-    pub(crate) fn on_all_folded(&mut self) {
-        self.is_vague = false;
+    /// Leaves are being chosen from here on.
+    pub(super) fn on_choosing(&mut self) {
+        self.is_vague_anew = false;
+    }
+
+    /// Everything is folded that could be when that began.
+    pub(super) fn on_all_folded(&mut self) {
+        self.is_vague = self.is_vague_anew;
     }
 }
 
@@ -54,7 +61,7 @@ impl Map {
             let (first, last) = (LeafNo::of(Key(from)), LeafNo::of(Key(to - 1)));
             let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
             if leaves.len() > LEAVES_MAX {
-                self.shadow.is_vague = true;
+                (self.shadow.is_vague, self.shadow.is_vague_anew) = (true, true);
                 // What is hidden of those that are not in memory is listed nowhere.
                 self.shadow.looked_at.clear();
                 leaves = self.leaves.cached(first..=last);
@@ -148,7 +155,7 @@ impl Map {
 
     /// After a checkpoint was loaded: nothing is counted yet.
     pub(super) fn nothing_is_counted(&mut self) {
-        self.shadow = Shadow { is_vague: true, ..Shadow::default() };
+        self.shadow = Shadow { is_vague: true, is_vague_anew: true, ..Shadow::default() };
     }
 
     /// The leaf is to be replaced, or is gone.
