@@ -3,7 +3,9 @@
 mod support;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use support::{Grid, assert_volume_holds, etcd, is_whole, nbdcopy, pattern, text, until};
 
 const VOLUMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
@@ -183,4 +185,55 @@ fn hosts_of_any_number_of_reactors_forward_to_each_other_and_hand_volumes_over()
         let uri = a.uri(name).replace(&format!("/{name}?"), &format!("/{name}@all?"));
         assert_volume_holds(&uri, &files[0], &scratch);
     }
+}
+
+/// Copies to a volume that has no room for it, again and again, until it is told to stop.
+fn press(file: &str, uri: &str, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let copied = Command::new("nbdcopy").args([file, uri]).output().expect("nbdcopy runs");
+        assert!(!copied.status.success() && text(&copied.stderr).contains("No space"), "{}", text(&copied.stderr));
+    }
+}
+
+#[test]
+fn what_a_fixed_volume_owns_is_kept_from_thin_ones_of_other_reactors() {
+    let grid = grid(64);
+    let (file, large, scratch) = (grid.path("file"), grid.path("large"), grid.path("scratch"));
+    pattern(&file, 96 << 20);
+    pattern(&large, 768 << 20);
+    let (file_name, large_name) = (file.to_str().unwrap(), large.to_str().unwrap());
+    grid.ok("volume create db --size 96MiB --provisioning fixed");
+    grid.ok("volume create thin1 --size 1GiB");
+    grid.ok("volume create thin2 --size 1GiB");
+    let db = grid.uri("db");
+    std::thread::scope(|scope| {
+        // Both at once, each on a reactor of its own.
+        for thin in ["thin1", "thin2"] {
+            let uri = grid.uri(thin);
+            scope.spawn(move || {
+                let copied = Command::new("nbdcopy").args([large_name, &uri]).output().expect("nbdcopy runs");
+                assert!(text(&copied.stderr).contains("No space"), "{}", text(&copied.stderr));
+            });
+        }
+    });
+    nbdcopy(file_name, &db);
+    let stop = AtomicBool::new(false);
+    let uri = grid.uri("thin1");
+    std::thread::scope(|scope| {
+        let pressing = scope.spawn(|| press(large_name, &uri, &stop));
+        // It is emptied, and what that frees is its own still.
+        let refill = || {
+            let discarded = Command::new("qemu-io").args(["-f", "raw", "-c", "discard 0 96M", &db]).output();
+            std::thread::sleep(Duration::from_secs(3));
+            let copied = Command::new("nbdcopy").args([file_name, &db]).output();
+            [discarded, copied].map(|output| output.expect("it runs"))
+        };
+        let outputs: Vec<Output> = (0..3).flat_map(|_| refill()).collect();
+        stop.store(true, Ordering::Relaxed);
+        pressing.join().expect("it finds no room");
+        for output in outputs {
+            assert!(output.status.success(), "it owns its room: {}", text(&output.stderr));
+        }
+    });
+    assert_volume_holds(&db, &file, &scratch);
 }
