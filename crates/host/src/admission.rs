@@ -205,9 +205,9 @@ impl Room {
 pub struct HostPlaces {
     /// Clients that have opened an export.
     pub sessions: Room,
-    /// Clients that have not yet.
+    /// Clients of one reactor that have not yet.
     pub handshakes: usize,
-    /// Connections of other hosts, with those in their handshake.
+    /// Connections of other hosts to one reactor, with those in their handshake.
     pub links: usize,
     /// Connections of each port that are closed already, but still have to send what is queued.
     pub closing: usize,
@@ -239,14 +239,15 @@ const NODE_OWN_MAX: usize = 512;
 const NODE_PEERS_MAX: usize = 4096;
 
 impl HostPlaces {
-    /// Of so many descriptors; of a small number each gets a part.
-    pub fn of(descriptors: usize) -> HostPlaces {
-        let own = HOST_OWN_MAX.min(descriptors * 3 / 8);
-        let links = HOST_LINKS_MAX.min(descriptors / 16);
-        let closing = CLOSING_MAX.min(descriptors / 32);
-        let clients = descriptors.saturating_sub(own + links + 2 * closing);
-        let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 4);
-        let max = SESSIONS_MAX.min(clients - handshakes);
+    /// Of so many descriptors, for so many reactors; of a small number each gets a part.
+    pub fn of(descriptors: usize, reactors: usize) -> HostPlaces {
+        let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
+        let links = HOST_LINKS_MAX.min(descriptors / 16 / reactors);
+        let closing = CLOSING_MAX.min(descriptors / 32 / reactors);
+        // Clients come to one port, and other hosts to one of each reactor.
+        let clients = descriptors.saturating_sub(own + links * reactors + (1 + reactors) * closing);
+        let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 4 / reactors);
+        let max = SESSIONS_MAX.min(clients - handshakes * reactors);
         HostPlaces { sessions: Room { max, kept_for_local: max / LOCAL_KEPT_PART }, handshakes, links, closing }
     }
 
@@ -258,6 +259,11 @@ impl HostPlaces {
     /// Connections of the port that clients come to, at most.
     pub fn clients(&self) -> usize {
         self.sessions.max + self.handshakes
+    }
+
+    /// Connections of a port that other hosts come to, at most.
+    pub fn of_hosts(&self) -> usize {
+        self.links + self.closing
     }
 }
 
@@ -358,16 +364,20 @@ mod tests {
 
     #[test]
     fn places_need_fewer_descriptors_than_there_are() {
-        for descriptors in [64, 256, 1024, 4096, 65_536, 1 << 20] {
-            let places = HostPlaces::of(descriptors);
-            let used = places.clients() + places.links + 2 * places.closing;
-            assert!(used + HOST_OWN_MAX.min(descriptors * 3 / 8) <= descriptors, "{places:?} of {descriptors}");
+        for (descriptors, reactors) in [64, 256, 1024, 4096, 65_536, 1 << 20].into_iter().flat_map(|n| [(n, 1), (n, 7)])
+        {
+            let places = HostPlaces::of(descriptors, reactors);
+            // Handshakes and other hosts' connections are of each reactor, and so are the latter's ports.
+            let of_each = places.handshakes + places.of_hosts();
+            let used = places.sessions.max + of_each * reactors + places.closing;
+            let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
+            assert!(used + own <= descriptors, "{places:?} of {descriptors} for {reactors}");
             assert!(places.sessions.max > places.sessions.kept_for_local && places.handshakes > 0, "{places:?}");
             assert!(node_peers(descriptors) + NODE_OWN_MAX.min(descriptors / 2) <= descriptors);
         }
-        let places = HostPlaces::of(65_536);
+        let places = HostPlaces::of(65_536, 1);
         assert_eq!((places.sessions.max, places.handshakes, places.links), (4096, 1024, 512));
-        assert!(!places.is_short() && HostPlaces::of(1024).is_short());
+        assert!(!places.is_short() && HostPlaces::of(1024, 1).is_short());
         assert_eq!(node_peers(65_536), NODE_PEERS_MAX);
     }
 }

@@ -1,6 +1,6 @@
 //! Nodes of this host's own machine, which its volumes read from first: what lies there costs no network.
 
-use super::Shell;
+use super::{Shell, start};
 use crate::grid::layout::NodeConfig;
 use holdfast_base::NodeId;
 use holdfast_runtime::reactor::{Io, ListenError};
@@ -25,7 +25,7 @@ impl Shell {
         if self.host_listeners.is_empty() {
             return Ok(Vec::new());
         }
-        let (listener, bound) = io.listen_tcp(SocketAddr::new(ip, 0))?;
+        let (listener, bound) = start::listen_at(io, ip, self.places)?;
         self.host_listeners.push(listener);
         Ok(vec![bound])
     }

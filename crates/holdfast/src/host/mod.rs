@@ -62,7 +62,7 @@ use holdfast_base::{BlockRequest, Effects, Instant, NodeId, Slab, Token, VolumeI
 use holdfast_cluster::{Event as AssignmentEvent, Local};
 use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
 use holdfast_host::planned;
-use holdfast_host::{Call, Effect, Event as HostEvent, Host, Level, Order, PeerEffect, PeerEvent};
+use holdfast_host::{Call, Effect, Event as HostEvent, Host, HostPlaces, Level, Order, PeerEffect, PeerEvent};
 use holdfast_runtime::mailbox::Receiver;
 use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{App, Event, Io, ListenerId, Turn};
@@ -110,6 +110,7 @@ pub struct Shell {
     nbd_listeners: Vec<ListenerId>,
     /// Where other hosts come, if they may.
     host_listeners: Vec<ListenerId>,
+    places: HostPlaces,
     /// Of clients, by their sessions here.
     requests: VecDeque<(Token, BlockRequest)>,
     /// Of the batch of events that is being handled: all of it happens at one time.

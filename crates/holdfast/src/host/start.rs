@@ -138,6 +138,7 @@ impl Common {
             waiters: Waiters::default(),
             nbd_listeners: front.clients,
             host_listeners: front.hosts,
+            places: self.places,
             requests: VecDeque::new(),
             now,
             chores_at: now,
@@ -216,7 +217,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
     let catalog = catalog::Catalog::new(meta.clone(), grid, &config.host.name).with_memory(Arc::clone(&records));
     let reactor_config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
     let mut reactor = Reactor::new(reactor_config)?;
-    let places = places();
+    let places = places(settings.reactors.max(1));
     let (listeners, served_at) = listen(&mut reactor, dir, &settings, places)?;
     let for_hosts = config.address().filter(|_| is_shared(&config));
     let host_listener = listen_to_hosts(&mut reactor, for_hosts, places)?;
@@ -369,10 +370,10 @@ fn count_of(settings: &HostSettings, presence: &presence::Presence) -> Result<us
     Ok(1)
 }
 
-/// How many may come.
-fn places() -> HostPlaces {
+/// How many may come to so many reactors.
+fn places(reactors: usize) -> HostPlaces {
     let open_files = raise_open_files();
-    let places = HostPlaces::of(open_files);
+    let places = HostPlaces::of(open_files, reactors);
     if places.is_short() {
         logger::warn(format_args!(
             "this host may have {open_files} open files, and takes {} clients; a higher hard limit (`ulimit -Hn`, LimitNOFILE of its \
@@ -400,10 +401,14 @@ fn listen_to_hosts(
     places: HostPlaces,
 ) -> Result<Option<(ListenerId, SocketAddr)>> {
     let Some(ip) = ip else { return Ok(None) };
-    let address = SocketAddr::new(ip, 0);
-    let (listener, bound) = reactor.io().listen_tcp(address).context("a port for other hosts")?;
-    reactor.io().set_accepted_max(listener, places.links + places.closing);
-    Ok(Some((listener, bound)))
+    listen_at(reactor.io(), ip, places).context("a port for other hosts").map(Some)
+}
+
+/// A port for other hosts at this address.
+pub(super) fn listen_at(io: &mut Io, ip: IpAddr, places: HostPlaces) -> Result<(ListenerId, SocketAddr), ListenError> {
+    let (listener, bound) = io.listen_tcp(SocketAddr::new(ip, 0))?;
+    io.set_accepted_max(listener, places.of_hosts());
+    Ok((listener, bound))
 }
 
 /// Where clients come.
