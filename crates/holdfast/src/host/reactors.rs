@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A reactor that has taken nothing for so many pauses stands still, and ends with the process.
-const STOP_TRIES: u32 = 1000;
-const STOP_PAUSE: Duration = Duration::from_millis(1);
+/// A reactor that has taken nothing for so many pauses stands still.
+const ROOM_TRIES: u32 = 1000;
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 pub struct Reactors {
     count: usize,
@@ -166,13 +166,23 @@ impl Reactors {
     /// All but the first are to end. One that has much to do takes it a little later.
     fn stop_others(&self) {
         for reactor in 1..self.count {
-            for _ in 0..STOP_TRIES {
-                if self.post_to(reactor, Command::Stop).is_ok() {
-                    break;
-                }
-                std::thread::sleep(STOP_PAUSE);
-            }
+            // One that stands still ends with the process.
+            let _ = self.post_in_time(reactor, Command::Stop);
         }
+    }
+
+    /// Waits for room. One that has none for long stands still.
+    fn post_in_time(&self, reactor: usize, mut command: Command) -> Result<(), Busy> {
+        let posts = self.posts.get().ok_or(Busy)?;
+        for _ in 0..ROOM_TRIES {
+            self.crossings.fetch_add(1, Ordering::Relaxed);
+            match posts[reactor].post(command) {
+                Ok(()) => return Ok(()),
+                Err(Full(back)) => command = back,
+            }
+            std::thread::sleep(ROOM_PAUSE);
+        }
+        Err(Busy)
     }
 
     // ---- commands ----
@@ -279,6 +289,7 @@ impl Reactors {
         }
     }
 
+    /// Has all of them carry it out, or none where the first has no room: the others are waited for.
     fn post_to_all<T: Send + 'static>(
         &self,
         answer: Answer<T>,
@@ -292,7 +303,8 @@ impl Reactors {
                 let gathered = Arc::clone(&gathered);
                 Box::new(move |value| gather(&gathered, reactor, value))
             };
-            self.post_to(reactor, command(Answer::Part(part)))
+            let command = command(Answer::Part(part));
+            if reactor == FRONT { self.post_to(FRONT, command) } else { self.post_in_time(reactor, command) }
         })
     }
 }
@@ -352,7 +364,34 @@ fn merge_status(parts: Vec<LiveStatus>) -> LiveStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use holdfast_runtime::mailbox::mailbox;
+    use holdfast_runtime::reactor::{Config, Reactor};
     use std::sync::mpsc::sync_channel;
+
+    #[test]
+    fn a_command_for_all_waits_for_a_reactor_that_has_no_room_just_now() {
+        let reactor = Reactor::new(Config::default()).expect("a reactor");
+        let (posts, taken): (Vec<_>, Vec<_>) = (0..2).map(|_| mailbox(reactor.waker(), 1)).unzip();
+        let reactors = Arc::new(Reactors::new(2, Spread::Fewest));
+        reactors.begin(posts);
+        reactors.post_to(1, Command::Ended).expect("it is empty");
+        let (sender, _receiver) = sync_channel(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(20 * ROOM_PAUSE);
+                assert!(matches!(taken[1].drain().pop_front(), Some(Command::Ended)));
+            });
+            reactors.post(Command::CutRevoked { answer: Answer::Whole(sender) }).expect("there is room in time");
+        });
+        for receiver in &taken {
+            assert!(matches!(receiver.drain().pop_front(), Some(Command::CutRevoked { .. })), "each has it");
+        }
+        // Where the first has none nobody is told.
+        reactors.post_to(FRONT, Command::Ended).expect("it is empty");
+        let (sender, _receiver) = sync_channel(1);
+        assert!(reactors.post(Command::CutRevoked { answer: Answer::Whole(sender) }).is_err());
+        assert!(taken[1].drain().is_empty());
+    }
 
     #[test]
     fn answers_are_put_together_when_all_have_come() {
