@@ -13,6 +13,7 @@
 //! 4. All places together need fewer descriptors than the process may have, by what its own links, disks and control
 //!    need.
 
+use crate::homes::FRONT;
 use holdfast_base::{Instant, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -205,8 +206,9 @@ impl Room {
 pub struct HostPlaces {
     /// Clients that have opened an export.
     pub sessions: Room,
-    /// Clients of one reactor that have not yet.
+    /// Clients that have not yet, at the reactor that all come to; and at another one, where they finish.
     pub handshakes: usize,
+    pub handshakes_elsewhere: usize,
     /// Connections of other hosts to one reactor, with those in their handshake.
     pub links: usize,
     /// Connections of each port that are closed already, but still have to send what is queued.
@@ -225,6 +227,9 @@ const CLIENT_HANDSHAKES_MAX: usize = 1024;
 /// Two of each of 128 hosts (an old one may not have ended yet), and as many in their handshake.
 const HOST_LINKS_MAX: usize = 512;
 
+/// However few descriptors there are: two of one host.
+const LINKS_MIN: usize = 2;
+
 /// Ended connections that linger for two seconds each.
 const CLOSING_MAX: usize = 512;
 
@@ -242,13 +247,21 @@ impl HostPlaces {
     /// Of so many descriptors, for so many reactors; of a small number each gets a part.
     pub fn of(descriptors: usize, reactors: usize) -> HostPlaces {
         let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
-        let links = HOST_LINKS_MAX.min(descriptors / 16 / reactors);
+        let links = HOST_LINKS_MAX.min(descriptors / 16 / reactors).max(LINKS_MIN);
         let closing = CLOSING_MAX.min(descriptors / 32 / reactors);
         // Clients come to one port, and other hosts to one of each reactor.
         let clients = descriptors.saturating_sub(own + links * reactors + (1 + reactors) * closing);
-        let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 4 / reactors);
-        let max = SESSIONS_MAX.min(clients - handshakes * reactors);
-        HostPlaces { sessions: Room { max, kept_for_local: max / LOCAL_KEPT_PART }, handshakes, links, closing }
+        let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 8).max(1);
+        let handshakes_elsewhere = (handshakes / reactors).max(1);
+        let max = SESSIONS_MAX.min(clients.saturating_sub(handshakes + handshakes_elsewhere * (reactors - 1)));
+        let sessions = Room { max, kept_for_local: max / LOCAL_KEPT_PART };
+        HostPlaces { sessions, handshakes, handshakes_elsewhere, links, closing }
+    }
+
+    /// As the reactor of that number has them.
+    pub fn at(self, reactor: usize) -> HostPlaces {
+        let handshakes = if reactor == FRONT { self.handshakes } else { self.handshakes_elsewhere };
+        HostPlaces { handshakes, ..self }
     }
 
     /// There is room for fewer clients than a host takes.
@@ -364,15 +377,18 @@ mod tests {
 
     #[test]
     fn places_need_fewer_descriptors_than_there_are() {
-        for (descriptors, reactors) in [64, 256, 1024, 4096, 65_536, 1 << 20].into_iter().flat_map(|n| [(n, 1), (n, 7)])
-        {
+        let few = [(64, 1), (64, 2), (256, 7), (1024, 7), (1024, 32), (4096, 64)];
+        let many = [4096, 65_536, 1 << 20].into_iter().flat_map(|n| [(n, 1), (n, 7), (n, 64)]);
+        for (descriptors, reactors) in few.into_iter().chain(many) {
             let places = HostPlaces::of(descriptors, reactors);
             // Handshakes and other hosts' connections are of each reactor, and so are the latter's ports.
-            let of_each = places.handshakes + places.of_hosts();
-            let used = places.sessions.max + of_each * reactors + places.closing;
+            let of_each = |reactor: usize| places.at(reactor).handshakes + places.of_hosts();
+            let used = places.sessions.max + (0..reactors).map(of_each).sum::<usize>() + places.closing;
             let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
             assert!(used + own <= descriptors, "{places:?} of {descriptors} for {reactors}");
-            assert!(places.sessions.max > places.sessions.kept_for_local && places.handshakes > 0, "{places:?}");
+            assert!(places.sessions.max > places.sessions.kept_for_local, "{places:?}");
+            assert!(places.links >= LINKS_MIN && places.handshakes >= places.handshakes_elsewhere, "{places:?}");
+            assert!(places.handshakes_elsewhere > 0, "{places:?}");
             assert!(node_peers(descriptors) + NODE_OWN_MAX.min(descriptors / 2) <= descriptors);
         }
         let places = HostPlaces::of(65_536, 1);

@@ -110,7 +110,7 @@ pub struct Host {
     touched: Vec<Token>,
     /// The one that has done the most maintenance since that was asked for anew.
     busiest: Option<(Token, Turn)>,
-    now: Instant,
+    pub(crate) now: Instant,
     chores_at: Instant,
     pub(crate) is_stopping: bool,
     pub(crate) mutations: Mutations,

@@ -334,7 +334,8 @@ impl Host {
             (Requester::Session(session), Some(op))
                 if is_elsewhere && !self.is_stopping && self.is_forwarded(session) =>
             {
-                self.hand_back(session, (BlockRequest { token, op }, since));
+                let opened_at = self.sessions.get(session).map_or(since, |of| of.opened_at);
+                self.hand_back(session, (BlockRequest { token, op }, since.max(opened_at)));
             }
             (Requester::Session(session), _) => self.reply_to(session, reply, out),
             (Requester::Filters(head), _) => self.drive_filters(now, volume, head, StackEvent::Reply(reply), out),
@@ -354,9 +355,10 @@ impl Host {
     /// What was asked of its volume before the session began is done.
     pub(crate) fn on_session_clear(&mut self, now: Instant, session: Token, out: Out) {
         let Some(of) = self.sessions.get_mut(session) else { return };
+        let opened_at = of.opened_at;
         if let Held::Behind(requests) = std::mem::take(&mut of.held) {
-            for asked in requests {
-                self.submit(now, session, asked, out);
+            for (request, since) in requests {
+                self.submit(now, session, (request, since.max(opened_at)), out);
             }
         }
     }
@@ -449,7 +451,8 @@ impl Host {
         };
         for session in self.sessions_where(own) {
             let of = self.sessions.get_mut(session).expect("just listed");
-            of.is_forwarded = true;
+            // Before, nothing that it asked could have gone elsewhere.
+            (of.is_forwarded, of.opened_at) = (true, self.now);
             let (export, client, wrote_at) = (of.export.clone(), of.connection.association.clone(), of.wrote_at);
             self.forward.events.push_back(IngressEvent::Open { session, volume, export, client, wrote_at });
         }

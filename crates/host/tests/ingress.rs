@@ -42,3 +42,24 @@ fn a_request_that_is_too_old_ends_its_session_wherever_the_volume_is() {
         assert!(matches!(effects[..], [IngressEffect::Abort { session: SESSION }]), "{route:?}: {effects:?}");
     }
 }
+
+#[test]
+fn a_portal_without_sessions_knows_that_it_did_not_stand_still() {
+    let mut ingress = Ingress::new(GridId(7), "portal", InstanceId(1));
+    let mut out = Effects::new();
+    let mut now = Instant(5_000_000_000);
+    ingress.handle(now, IngressEvent::Route { volume: VOLUME, route: Route::Here }, &mut out);
+    for _ in 0..30 {
+        now = ingress.next_deadline().expect("it is looked at again");
+        ingress.handle(now, IngressEvent::Tick, &mut out);
+    }
+    // A volume with clients that have worked here for long is offered by others, too.
+    let since = ingress.since(now + Duration::from_secs(1));
+    assert!(now.since(since) < LAPSE / 2, "what comes now was not sent {:?} ago", now.since(since));
+    let (session, volume, export) = (SESSION, VOLUME, "vm".to_string());
+    let open = IngressEvent::Open { session, volume, export, client: Client::default(), wrote_at: None };
+    ingress.handle(now, open, &mut out);
+    let request = BlockRequest { token: RequestToken(1), op: BlockOp::Read(ByteRange { offset: 0, len: 512 }) };
+    ingress.handle(now, IngressEvent::Request { session, request, since }, &mut out);
+    assert!(matches!(out.take()[..], [IngressEffect::Submit { .. }]));
+}

@@ -21,14 +21,15 @@ impl Wants {
         (self.free, self.checkpoint) = (true, true);
     }
 
-    /// What is dead now is about to be freed.
+    /// What is dead now is about to be freed, and then the state to be written. What is applied from here on may have
+    /// come too late for that, and is wanted anew.
     pub(crate) fn on_condemning(&mut self) {
-        self.free = false;
+        (self.checkpoint, self.free) = (false, false);
     }
 
-    /// The state as of now is being written. What has died since dead segments were looked for needs another one.
+    /// The state as of now is being written.
     pub(crate) fn on_captured(&mut self) {
-        (self.checkpoint, self.hurry) = (self.free, false);
+        self.hurry = false;
     }
 }
 
@@ -53,5 +54,10 @@ mod tests {
         wants.free_dead();
         wants.on_captured();
         assert_eq!(wants, Wants { free: true, checkpoint: true, ..Wants::default() });
+        // An overwrite or a discard says only that something was applied.
+        wants.on_condemning();
+        wants.checkpoint = true;
+        wants.on_captured();
+        assert!(wants.checkpoint, "what it killed is to be looked for again");
     }
 }

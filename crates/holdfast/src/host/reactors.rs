@@ -31,6 +31,8 @@ pub struct Reactors {
     count: usize,
     posts: OnceLock<Vec<Sender<Command>>>,
     homes: Mutex<Homes>,
+    /// Held while all are told something: it comes in the same order to each.
+    posting: Mutex<()>,
     crossings: AtomicU64,
     /// Those but the first that have ended.
     ended: AtomicUsize,
@@ -133,6 +135,7 @@ impl Reactors {
             count,
             posts: OnceLock::new(),
             homes: Mutex::new(Homes::new(count, spread)),
+            posting: Mutex::new(()),
             crossings: AtomicU64::new(0),
             ended: AtomicUsize::new(0),
         }
@@ -298,14 +301,19 @@ impl Reactors {
     ) -> Result<(), Busy> {
         let parts = (0..self.count).map(|_| None).collect();
         let gathered = Arc::new(Mutex::new(Gathered { parts, merge: Some(Box::new(merge)), whole: answer }));
-        (0..self.count).try_for_each(|reactor| {
+        let _one_at_a_time = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut post = |reactor: usize| {
             let part: Box<dyn Fn(T) + Send> = {
                 let gathered = Arc::clone(&gathered);
                 Box::new(move |value| gather(&gathered, reactor, value))
             };
             let command = command(Answer::Part(part));
             if reactor == FRONT { self.post_to(FRONT, command) } else { self.post_in_time(reactor, command) }
-        })
+        };
+        post(FRONT)?;
+        // Where one has no room the others are told all the same.
+        let others = (FRONT + 1..self.count).map(post);
+        others.fold(Ok(()), Result::and)
     }
 }
 

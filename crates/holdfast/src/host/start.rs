@@ -126,7 +126,7 @@ impl Common {
                 self.places.links,
             ),
             clients: Clients::new(
-                self.places,
+                self.places.at(number),
                 (self.grid, revoked),
                 self.clients_tls.clone(),
                 Machine::own(self.address),

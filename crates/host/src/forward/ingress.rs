@@ -307,8 +307,8 @@ impl Ingress {
             Some(at) => earliest(Some(at + SILENCE_MAX), l.up.then_some(l.ping_at)),
             None => Some(l.ping_at),
         });
-        // By this it notices that it stood still.
-        let watch = (!self.sessions.is_empty()).then(|| self.now + LAPSE / 4);
+        // By this it notices that it stood still, and knows that it did not before its first session comes.
+        let watch = (self.now > Instant::ZERO).then(|| self.now + LAPSE / 4);
         sessions.chain(links).fold(watch, earliest)
     }
 

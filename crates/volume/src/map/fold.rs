@@ -462,5 +462,11 @@ pub(super) mod tests {
             kept.map.shadow.on_all_folded();
             assert_eq!(kept.map.knows_all_shadowed(), !is_late);
         }
+        // So does one over which a run is said that begins before the place where the choice is.
+        kept.say(0, 0, 2000 * LEAF_BLOCKS, Place::Zero);
+        kept.map.shadow.on_choosing();
+        kept.write(0, LEAF_BLOCKS - 8, 16, 2);
+        kept.map.shadow.on_all_folded();
+        assert!(!kept.map.knows_all_shadowed());
     }
 }

@@ -53,6 +53,9 @@ impl Shadow {
 impl Map {
     /// The overlay is about to say something of these blocks.
     pub(super) fn hide(&mut self, start: u64, blocks: u64, accounts: &mut Accounts<'_>) {
+        // A choice of leaves that is past its beginning misses what it goes on to hide.
+        let is_long = LeafNo::of(Key(start)) != LeafNo::of(Key(start + blocks - 1));
+        self.shadow.is_vague_anew |= self.shadow.is_vague && is_long;
         let mut said_of_anew = self.overlay.gaps(start, blocks);
         if accounts.mutations.hides_twice() {
             said_of_anew = vec![(start, start + blocks)];
