@@ -134,18 +134,12 @@ impl Host {
         out: Out,
     ) -> Result<(Token, ExportInfo), Denied> {
         let now = self.pass_to(now);
-        let opened = self.open_now(now, connection, export, out);
+        let opened = self.open_now(connection, export, out);
         self.settle(now, out);
         opened
     }
 
-    fn open_now(
-        &mut self,
-        now: Instant,
-        connection: Connection,
-        export: &str,
-        out: Out,
-    ) -> Result<(Token, ExportInfo), Denied> {
+    fn open_now(&mut self, connection: Connection, export: &str, out: Out) -> Result<(Token, ExportInfo), Denied> {
         let deny = |kind, why: String| Err(Denied { kind, why });
         if self.is_stopping {
             return deny(DeniedKind::Later, "this host is stopping; connect again later".to_string());
@@ -160,7 +154,7 @@ impl Host {
         let found = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
         let is_elsewhere = !found.as_ref().is_some_and(|(_, _, volume)| volume.admits(ticket));
         if let Some((volume, info)) = self.forward.export(shown).filter(|_| is_elsewhere && ticket.is_none()) {
-            return Ok((self.open_forwarded(now, connection, (volume, shown), out), info));
+            return Ok((self.open_forwarded(connection, (volume, shown), out), info));
         }
         let Some((at, head, volume)) = found else {
             return deny(DeniedKind::Unknown, format!("volume {shown} is not exported; `holdfast volume list`"));
@@ -181,20 +175,13 @@ impl Host {
         };
         let of = volume.id;
         if ticket.is_none() && self.forward.is_offered(of) {
-            return Ok((self.open_forwarded(now, connection, (of, shown), out), info));
+            return Ok((self.open_forwarded(connection, (of, shown), out), info));
         }
-        Ok((self.open_bound(now, connection, (of, export), Bound { at, target, head }, out), info))
+        Ok((self.open_bound(connection, (of, export), Bound { at, target, head }, out), info))
     }
 
     /// The session is bound for life: it begins when what was asked of the volume before is done.
-    fn open_bound(
-        &mut self,
-        now: Instant,
-        connection: Connection,
-        (of, export): (VolumeId, &str),
-        bound: Bound,
-        out: Out,
-    ) -> Token {
+    fn open_bound(&mut self, connection: Connection, (of, export): (VolumeId, &str), bound: Bound, out: Out) -> Token {
         info(out, format!("client {} opens {}", connection.label, split_ticket(export).0));
         let association = connection.association.clone();
         let session = self.sessions.insert(Session {
@@ -205,7 +192,7 @@ impl Host {
             held: Held::Nothing,
             bound: Some(bound),
             wrote_at: None,
-            opened_at: now,
+            opened_at: self.now,
         });
         let volume = self.volumes.table.get_mut(bound.at).expect("just found");
         volume.add_session(bound.head);
@@ -217,13 +204,7 @@ impl Host {
     }
 
     /// The session begins when others have passed on what they had of the volume.
-    fn open_forwarded(
-        &mut self,
-        now: Instant,
-        connection: Connection,
-        (of, export): (VolumeId, &str),
-        out: Out,
-    ) -> Token {
+    fn open_forwarded(&mut self, connection: Connection, (of, export): (VolumeId, &str), out: Out) -> Token {
         info(out, format!("client {} opens {export}, which several hosts offer", connection.label));
         let session = self.sessions.insert(Session {
             connection,
@@ -233,7 +214,7 @@ impl Host {
             held: Held::Arriving(Vec::new()),
             bound: None,
             wrote_at: None,
-            opened_at: now,
+            opened_at: self.now,
         });
         self.forward.owner_events.push_back(OwnerEvent::Arrive { session });
         session

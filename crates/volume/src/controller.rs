@@ -114,6 +114,8 @@ pub struct Controller {
     pub(crate) readahead: ReadAhead,
     pub(crate) awaiting_grant: Vec<Token>,
     pub(crate) fetcher: Fetcher,
+    /// Empty between fetches: kept for its room.
+    fetch_wishes: Vec<fetch::Wish>,
     pub(crate) writer: SegmentWriter,
     pub(crate) writes: Writes,
     pub(crate) write_ops: Slab<WriteOp>,
@@ -167,6 +169,7 @@ impl Controller {
             readahead: ReadAhead::default(),
             awaiting_grant: Vec::new(),
             fetcher: Fetcher::default(),
+            fetch_wishes: Vec::new(),
             writer: SegmentWriter::default(),
             writes: Writes::default(),
             write_ops: Slab::new(REQUESTS_MAX),
@@ -448,7 +451,7 @@ impl Controller {
 
     /// Has the fetcher do something, and sees to what follows.
     pub(crate) fn drive_fetcher(&mut self, out: Out, act: impl FnOnce(&mut Fetcher, &mut fetch::Around<'_>, Out)) {
-        let mut wishes = Vec::new();
+        let mut wishes = std::mem::take(&mut self.fetch_wishes);
         let mut around = fetch::Around {
             basis: &self.basis,
             peers: &mut self.peers,
@@ -457,7 +460,7 @@ impl Controller {
             wishes: &mut wishes,
         };
         act(&mut self.fetcher, &mut around, out);
-        for wish in wishes {
+        for wish in wishes.drain(..) {
             match wish {
                 fetch::Wish::Deliver(to, result) => self.deliver(to, result, out),
                 fetch::Wish::Degraded => self.care.repairer.note_degraded(),
@@ -468,6 +471,7 @@ impl Controller {
                 fetch::Wish::AwaitLocation(segment, fetch) => self.wait_for_look(segment, fetch),
             }
         }
+        self.fetch_wishes = wishes;
     }
 
     /// Has a run of a segment's blocks fetched.

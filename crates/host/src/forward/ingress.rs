@@ -463,8 +463,8 @@ impl Ingress {
     }
 
     fn on_request(&mut self, token: Token, request: BlockRequest, since: Instant, out: Out) {
+        let is_old = self.is_too_old(since);
         let Some(session) = self.sessions.get_mut(&token) else { return };
-        let is_old = self.now.since(since) >= HOLD_MAX && !self.mutations.never_lapses();
         match session.state {
             State::Here if is_old => return self.end(token, out),
             State::Here => return out.push(Effect::Submit { session: token, request, since }),
@@ -526,11 +526,15 @@ impl Ingress {
         }
     }
 
+    /// To be passed on.
+    fn is_too_old(&self, since: Instant) -> bool {
+        self.now.since(since) >= HOLD_MAX && !self.mutations.never_lapses()
+    }
+
     /// Brings a session to where its volume is served. One of which something is too old waits for its end.
     fn steer(&mut self, token: Token, out: Out) {
         let session = &self.sessions[&token];
-        let is_old = |(_, since): &(BlockOp, Instant)| self.now.since(*since) >= HOLD_MAX;
-        if !self.mutations.never_lapses() && session.pending.values().any(is_old) {
+        if session.pending.values().any(|(_, since)| self.is_too_old(*since)) {
             if !matches!(session.state, State::Here | State::Leaving(_)) {
                 self.wait(token, self.now + LAPSE);
             }
