@@ -1,13 +1,15 @@
-//! What a volume consists of, for a person who wants to see it: counted when asked, from what the controller knows.
+//! What a volume consists of, what it lacks and what it would lack: counted when asked, from what the controller knows.
 
-use crate::api::Status;
+use crate::api::{SpaceUse, Status};
 use crate::controller::Controller;
-use crate::segment::Kind;
-use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, LedgerId, Lsn};
+use crate::segment::{Kind, SegmentInfo};
+use crate::space::TierUse;
+use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, Leg};
+use holdfast_format::record::SegmentNo;
 use holdfast_format::tier::Tiers;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The parts of a volume, from its guests' requests down to devices.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -117,6 +119,91 @@ impl Controller {
         self.segments.totals().visible_blocks + in_log
     }
 
+    /// Shards, and logs, of this volume on each device that is being drained.
+    pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
+        let left = |device: &DeviceId| (*device, self.segments.own_shards_on(*device) + self.logs_on(*device));
+        self.peers.draining().iter().map(left).collect()
+    }
+
+    fn logs_on(&self, device: DeviceId) -> u64 {
+        let ledgers = self.basis.known().map(|root| &root.ledgers);
+        let legs = ledgers.into_iter().flatten().flat_map(|ledger| &ledger.legs);
+        legs.filter(|leg| leg.device == device).count() as u64
+    }
+
+    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
+    pub(crate) fn degraded_segments(&self) -> u64 {
+        self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments)
+    }
+
+    /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
+    fn degraded_apart_from(&self, node: NodeId) -> u64 {
+        let topology = self.topology();
+        let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
+        let is_narrow = |info: &SegmentInfo| match info.kind {
+            Kind::Data => !topology.is_of_policy(&info.geometry),
+            _ => topology.is_narrow_metadata(&info.geometry),
+        };
+        let is_crowded = |info: &SegmentInfo| topology.crowded(&info.geometry, &info.homes).is_some();
+        let is_degraded = |no: SegmentNo, info: &SegmentInfo| {
+            info.live > 0 && (is_narrow(info) || is_crowded(info))
+                || info.homes.iter().any(is_out)
+                || self.care.repairer.lacks_shard(no)
+        };
+        let own = self.segments.own().filter(|(no, info)| is_degraded(*no, info));
+        let foreign = self.segments.foreign().filter(|(_, info)| info.kind == Kind::Data);
+        own.count() as u64 + foreign.filter(|(no, info)| topology.is_crowded_foreign(*no, info)).count() as u64
+    }
+
+    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack
+    /// more.
+    pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
+        if !self.basis.is_known() {
+            return (0, 0);
+        }
+        (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
+    }
+
+    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
+    /// holds is in memory, too, and will be in segments.
+    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
+        if !self.basis.is_known() {
+            return 0;
+        }
+        let is_lost = |info: &SegmentInfo| {
+            let stays = |home: &Leg| !nodes.contains(&home.node) && self.peers.leg_usable(*home);
+            let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
+            let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
+            positions.len() < usize::from(info.geometry.data)
+        };
+        let needed = self.segments.own().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
+        needed.filter(|(_, info)| is_lost(info)).count() as u64
+    }
+
+    pub(crate) fn astray_segments(&self) -> u64 {
+        if self.root().tiers == Tiers::default() { 0 } else { self.survey().astray().len() as u64 }
+    }
+
+    /// What the first tier does; `None` where there is none.
+    pub fn tier_use(&self) -> Option<TierUse> {
+        self.rotation.tier_use(self.topology())
+    }
+
+    /// What the volume's segments are made of.
+    pub fn space_use(&self) -> SpaceUse {
+        self.segments.own_totals().space
+    }
+
+    /// Guests' data that was let in and is in no segment yet.
+    pub fn unplaced_bytes(&self) -> u64 {
+        self.log.bytes + self.direct.in_flight_bytes()
+    }
+
+    /// Devices found slow: since when, and whether this volume does without them.
+    pub fn slow_devices(&self) -> Vec<(DeviceId, Instant, bool)> {
+        self.peers.slow_devices()
+    }
+
     /// Everything inside, for a person who looks into a simulation that failed.
     pub fn dump(&self) -> String {
         format!(
@@ -128,7 +215,7 @@ impl Controller {
             self.care.cleaner,
             self.reads,
             self.fetcher,
-            self.leaf_loads,
+            self.loader,
             self.awaiting_grant,
             self.peers.calls(),
             self.log.open,

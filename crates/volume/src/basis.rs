@@ -3,6 +3,7 @@
 //! Role: the controller keeps it up, and lends it to the parts whose methods it calls. Parts change nothing of it.
 
 use crate::api::Config;
+use crate::turn::PAUSE;
 use holdfast_base::{Epoch, Instant, SegmentId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::SegmentNo;
@@ -38,6 +39,11 @@ impl Basis {
     /// Takes a newer record, and returns the one before.
     pub(crate) fn replace_root(&mut self, root: Root) -> Option<Root> {
         self.root.replace(root)
+    }
+
+    /// When work that is cut here goes on.
+    pub(crate) fn next_slice_at(&self) -> Instant {
+        self.now + PAUSE
     }
 
     pub(crate) fn epoch(&self) -> Epoch {

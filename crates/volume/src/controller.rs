@@ -23,7 +23,7 @@
 //! elsewhere, reads are reconstructed. A stale epoch deposes. A bad checksum is read around and repaired.
 
 pub(crate) use crate::api::Out;
-use crate::api::{Config, Counters, Effect, Event, Lane, Notice, SpaceUse, State, Target};
+use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Target};
 use crate::basis::Basis;
 use crate::care::{Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
 use crate::io::quiesce::Quiesce;
@@ -33,7 +33,9 @@ use crate::io::write::Writes;
 use crate::log::pressure::Pressure;
 use crate::log::roll::Roll;
 use crate::log::window::{Done, Log, WriteOp};
-use crate::map::{Accounts, Checkpointer, CloneInfo, Leaf, LeafLoad, LeafNo, LeafWaiter, Map, Snapshot, Span};
+use crate::map::{
+    Accounts, Brought, Checkpointer, CloneInfo, Leaf, LeafLoader, LeafNo, LeafWaiter, Map, Snapshot, checkpoint,
+};
 use crate::owner::copies::RootCopies;
 use crate::owner::handover::Handover;
 use crate::owner::opening::Opening;
@@ -42,17 +44,17 @@ use crate::owner::resize::Resizer;
 use crate::owner::root::RootWriter;
 use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
 use crate::rest::{Rest, TICK_REST};
+use crate::segment::Segments;
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Seal;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
-use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::sharing::family::Family;
 use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
 use crate::space::{
-    DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, TierUse, Topology,
+    DEAD_PER_MILLE_MIN, Found, GUESTS_REST, Governor, LetIn, Need, Placer, Room, Rotation, Survey, Topology,
     movable_payload_bytes,
 };
 use crate::turn::Turn;
@@ -65,10 +67,9 @@ use holdfast_base::{
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::root::Root;
-use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::cell::Ref;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,14 +100,14 @@ pub struct Controller {
     pub(crate) resizer: Resizer,
     pub(crate) opening: Option<Box<Opening>>,
     pub(crate) roll: Option<Roll>,
+    pub(crate) rolled_at: Instant,
     pub(crate) next_ledger: u32,
     pub(crate) log: Log,
     destager: Destager,
     pub(crate) map: Map,
     pub(crate) rotation: Rotation,
     pub(crate) governor: Governor,
-    pub(crate) leaf_loads: BTreeMap<LeafNo, LeafLoad>,
-    pub(crate) leaf_spans: BTreeMap<u64, Span>,
+    pub(crate) loader: LeafLoader,
     pub(crate) segments: Segments,
     pub(crate) waiting: VecDeque<(Target, BlockRequest)>,
     pub(crate) reads: Slab<ReadOp>,
@@ -154,14 +155,14 @@ impl Controller {
             resizer: Resizer::default(),
             opening: None,
             roll: None,
+            rolled_at: Instant::ZERO,
             next_ledger: 0,
             log: Log::default(),
             destager: Destager::default(),
             map: Map::new(config.map_cache_bytes_max),
             rotation: Rotation::default(),
             governor: Governor::default(),
-            leaf_loads: BTreeMap::new(),
-            leaf_spans: BTreeMap::new(),
+            loader: LeafLoader::default(),
             segments: Segments::default(),
             waiting: VecDeque::new(),
             reads: Slab::new(REQUESTS_MAX),
@@ -415,6 +416,94 @@ impl Controller {
         (&mut self.care, around)
     }
 
+    // ---- the map ----
+
+    /// Has the checkpointer do something, and sees to what follows.
+    pub(crate) fn drive_checkpointer<T>(
+        &mut self,
+        out: Out,
+        act: impl FnOnce(&mut Checkpointer, &mut checkpoint::Around<'_>) -> T,
+    ) -> T {
+        let mut wishes = Vec::new();
+        let mut around = checkpoint::Around {
+            basis: &self.basis,
+            state: self.state,
+            peers: &self.peers,
+            map: &mut self.map,
+            segments: &mut self.segments,
+            log: &mut self.log,
+            wants: &mut self.wants,
+            care: &mut self.care,
+            room: &mut self.room,
+            family: &self.family,
+            handover: &self.handover,
+            direct: &self.direct,
+            counters: &mut self.counters,
+            turn: &mut self.turn,
+            wishes: &mut wishes,
+        };
+        let outcome = act(&mut self.checkpointer, &mut around);
+        for wish in wishes {
+            match wish {
+                checkpoint::Wish::Load(leaves) => self.load_leaves(&leaves, LeafWaiter::Fold, out),
+                checkpoint::Wish::Write(work) => self.write_segment(work, out),
+                checkpoint::Wish::Append(record, done) => {
+                    self.append_control(record, done, out);
+                }
+                checkpoint::Wish::Released => self.on_released(),
+                checkpoint::Wish::Trim => self.trim(out),
+            }
+        }
+        outcome
+    }
+
+    /// The next slices, if they are due.
+    fn drive_slices(&mut self, out: Out) {
+        self.drive_checkpointer(out, Checkpointer::drive_slice);
+        if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
+            self.find_live(out);
+        }
+    }
+
+    fn slice_deadline(&self) -> Option<Instant> {
+        earliest(self.checkpointer.slice_deadline(), self.care.cleaner.slice_deadline())
+    }
+
+    /// Loads leaves for `waiter`, who is told of each when it is there.
+    pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
+        for wanted in self.loader.load((&self.map, &self.segments), leaves, waiter) {
+            self.fetch(wanted, out);
+        }
+    }
+
+    fn on_leaves_part(&mut self, of: (u64, u32), result: Result<Buf, FetchError>, out: Out) {
+        let Brought { leaves, wanted } = self.loader.on_part((&self.map, &self.segments), of, result);
+        for wanted in wanted {
+            self.fetch(wanted, out);
+        }
+        for (no, leaf) in leaves {
+            self.on_leaf(no, leaf, out);
+        }
+    }
+
+    fn on_leaf(&mut self, no: LeafNo, leaf: Result<Leaf, FetchError>, out: Out) {
+        let Some(load) = self.loader.end(no) else { return };
+        let (map, mut accounts) = self.map_and_accounts();
+        let (leaf, waiters) = map.take_in(no, load, leaf, &mut accounts);
+        for waiter in waiters {
+            let leaf = leaf.clone();
+            match waiter {
+                LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, out),
+                LeafWaiter::ReadAhead => {}
+                LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, out),
+                LeafWaiter::Fold => self.drive_checkpointer(out, |checkpointer, around| {
+                    checkpointer.on_leaf(around, no, leaf);
+                }),
+                LeafWaiter::Audit => self.on_audit_leaf(no, leaf),
+            }
+        }
+    }
+
     // ---- segments ----
 
     /// Has the writer do something, and sees to what follows.
@@ -441,7 +530,10 @@ impl Controller {
                     self.append_control(Record::Commit(commit), Done::Committed(job), out);
                 }
                 Wish::Durable(written) => self.on_metadata_durable(written, out),
-                Wish::Abandon(no, homes) => self.abandon_segment(no, homes, out),
+                Wish::Abandon(no, homes) => {
+                    let (record, done) = self.checkpointer.abandon(no, homes);
+                    self.append_control(record, done, out);
+                }
                 Wish::Stray(leg, no, index) => self.care.repairer.note_stray((leg, no, index)),
                 Wish::Degraded => self.care.repairer.note_degraded(),
             }
@@ -491,7 +583,7 @@ impl Controller {
         match to {
             Recipient::Read { op, part } => self.on_read_part(op, part, result, out),
             Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
-            Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
+            Recipient::Leaves { span, part } => self.on_leaves_part((span, part), result, out),
             Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
             Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
             Recipient::Block { .. } => unreachable!("the fetcher puts blocks together"),
@@ -516,8 +608,12 @@ impl Controller {
     fn on_metadata_durable(&mut self, written: Written, out: Out) {
         let Written { kind, id, geometry, homes } = written;
         match kind {
-            JobKind::Leaves => self.on_leaves_durable(id.into(), out),
-            JobKind::Runs { part } => self.on_runs_durable(part, id.into(), out),
+            JobKind::Leaves => self.drive_checkpointer(out, |checkpointer, around| {
+                checkpointer.on_leaves_durable(around, id.into());
+            }),
+            JobKind::Runs { part } => self.drive_checkpointer(out, |checkpointer, around| {
+                checkpointer.on_runs_durable(around, part, id.into());
+            }),
             JobKind::Fork { part, .. } => self.on_fork_durable(id, part, geometry, &homes),
             JobKind::Destage { .. } | JobKind::Clean { .. } | JobKind::Direct { .. } => {
                 unreachable!("data has a commit record")
@@ -708,8 +804,7 @@ impl Controller {
     /// The free record of these segments is complete: their shards may go.
     pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>, out: Out) {
         self.counters.segments_freed += segments.len() as u64;
-        let freeing = &mut self.checkpointer.freeing;
-        let freed = segments.into_iter().filter_map(|no| Some((no, freeing.remove(&no)?))).collect();
+        let freed = self.checkpointer.on_freed(segments);
         let (care, mut around) = self.care();
         care.repairer.on_freed(&mut around, freed, out);
     }
@@ -731,11 +826,14 @@ impl Controller {
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
         self.wants.hurry |= owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
-        let lets_fold = self.wants.hurry && self.overlay_wants_fold();
+        let (overlay_wants_fold, fold_goes_first) = self.drive_checkpointer(out, |checkpointer, around| {
+            (checkpointer.overlay_wants_fold(around), checkpointer.fold_goes_first(around))
+        });
+        let lets_fold = self.wants.hurry && overlay_wants_fold;
         if owed_bytes > movable_bytes || lets_fold {
             return;
         }
-        if self.care.cleaner.has_passed_since_fold() && self.fold_goes_first() {
+        if self.care.cleaner.has_passed_since_fold() && fold_goes_first {
             self.wants.fold = true;
             return;
         }
@@ -803,11 +901,11 @@ impl Controller {
     /// The next slice of the look-up for what lives in what is cleaned.
     pub(crate) fn find_live(&mut self, out: Out) {
         self.care.cleaner.slice_by(None);
-        let (mut runs, runs_max) = (0, self.left_of_slice());
+        let (mut runs, runs_max) = (0, self.turn.left(&self.basis));
         let looked = self.care.cleaner.find_live(&mut self.map, runs_max, &mut runs);
         self.turn.slice("cleaner: what lives is looked up", runs);
         match looked {
-            Looked::On => self.care.cleaner.slice_by(Some(self.next_slice_at())),
+            Looked::On => self.care.cleaner.slice_by(Some(self.basis.next_slice_at())),
             Looked::Needs(leaves) => self.load_leaves(&leaves, LeafWaiter::Cleaner, out),
             Looked::All => {
                 let (care, mut around) = self.care();
@@ -817,9 +915,9 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>, out: Out) {
+    fn on_cleaner_leaf(&mut self, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>, out: Out) {
         let (care, mut around) = self.care();
-        if care.cleaner.on_leaf(&mut around, no, leaf, error) {
+        if care.cleaner.on_leaf(&mut around, no, leaf) {
             self.find_live(out);
         }
     }
@@ -898,7 +996,7 @@ impl Controller {
                 Walked::Rests => return,
                 Walked::Needs(leaves) => {
                     for no in leaves {
-                        self.load_leaf(no, LeafWaiter::Audit, out);
+                        self.load_leaves(&[no], LeafWaiter::Audit, out);
                     }
                 }
                 Walked::All => return self.finish_audit(out),
@@ -906,9 +1004,9 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_audit_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, error: Option<FetchError>) {
+    fn on_audit_leaf(&mut self, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>) {
         let (now, is_busy) = (self.basis.now, self.guests_are_at_work());
-        self.care.audit.on_leaf(now, is_busy, self.map.directory().get(no), no, leaf, error);
+        self.care.audit.on_leaf(now, is_busy, self.map.directory().get(no), no, leaf);
     }
 
     fn finish_audit(&mut self, out: Out) {
@@ -934,67 +1032,6 @@ impl Controller {
         self.on_legs_changed(out);
     }
 
-    /// Shards, and logs, of this volume on each device that is being drained.
-    pub fn left_to_drain(&self) -> Vec<(DeviceId, u64)> {
-        let left = |device: &DeviceId| (*device, self.segments.own_shards_on(*device) + self.logs_on(*device));
-        self.peers.draining().iter().map(left).collect()
-    }
-
-    fn logs_on(&self, device: DeviceId) -> u64 {
-        let ledgers = self.basis.known().map(|root| &root.ledgers);
-        let legs = ledgers.into_iter().flatten().flat_map(|ledger| &ledger.legs);
-        legs.filter(|leg| leg.device == device).count() as u64
-    }
-
-    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
-    pub(crate) fn degraded_segments(&self) -> u64 {
-        self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments)
-    }
-
-    /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
-    fn degraded_apart_from(&self, node: NodeId) -> u64 {
-        let topology = self.topology();
-        let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
-        let is_narrow = |info: &SegmentInfo| match info.kind {
-            Kind::Data => !topology.is_of_policy(&info.geometry),
-            _ => topology.is_narrow_metadata(&info.geometry),
-        };
-        let is_crowded = |info: &SegmentInfo| topology.crowded(&info.geometry, &info.homes).is_some();
-        let is_degraded = |no: SegmentNo, info: &SegmentInfo| {
-            info.live > 0 && (is_narrow(info) || is_crowded(info))
-                || info.homes.iter().any(is_out)
-                || self.care.repairer.lacks_shard(no)
-        };
-        let own = self.segments.own().filter(|(no, info)| is_degraded(*no, info));
-        let foreign = self.segments.foreign().filter(|(_, info)| info.kind == Kind::Data);
-        own.count() as u64 + foreign.filter(|(no, info)| topology.is_crowded_foreign(*no, info)).count() as u64
-    }
-
-    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack
-    /// more.
-    pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
-        if !self.basis.is_known() {
-            return (0, 0);
-        }
-        (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
-    }
-
-    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
-    /// holds is in memory, too, and will be in segments.
-    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
-        if !self.basis.is_known() {
-            return 0;
-        }
-        let is_lost = |info: &SegmentInfo| {
-            let stays = |home: &Leg| !nodes.contains(&home.node) && self.peers.leg_usable(*home);
-            let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
-            let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
-            positions.len() < usize::from(info.geometry.data)
-        };
-        let needed = self.segments.own().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
-        needed.filter(|(_, info)| is_lost(info)).count() as u64
-    }
-
     // ---- what there is of nodes, devices and room ----
 
     pub(crate) fn topology(&self) -> Topology<'_> {
@@ -1008,25 +1045,6 @@ impl Controller {
     /// Which segments lack something. The root is known.
     pub(crate) fn survey(&self) -> Ref<'_, Found> {
         self.survey.look(self.topology(), &self.segments)
-    }
-
-    pub(crate) fn astray_segments(&self) -> u64 {
-        if self.root().tiers == Tiers::default() { 0 } else { self.survey().astray().len() as u64 }
-    }
-
-    /// What the first tier does; `None` where there is none.
-    pub fn tier_use(&self) -> Option<TierUse> {
-        self.rotation.tier_use(self.topology())
-    }
-
-    /// What the volume's segments are made of.
-    pub fn space_use(&self) -> SpaceUse {
-        self.segments.own_totals().space
-    }
-
-    /// Guests' data that was let in and is in no segment yet.
-    pub fn unplaced_bytes(&self) -> u64 {
-        self.log.bytes + self.direct.in_flight_bytes()
     }
 
     fn on_set_aside(&mut self, claims: Vec<Claim>) {
@@ -1051,7 +1069,7 @@ impl Controller {
             || self.map.layers().any_goes()
             || !self.log.all_destaged()
             || !self.checkpointer.is_idle()
-            || !self.checkpointer.freeing.is_empty()
+            || self.checkpointer.is_freeing()
             || !self.care.cleaner.is_idle();
         self.room.expected_at(self.basis.now, may_be_made)
     }
@@ -1359,11 +1377,6 @@ impl Controller {
         }
     }
 
-    /// Devices found slow: since when, and whether this volume does without them.
-    pub fn slow_devices(&self) -> Vec<(DeviceId, Instant, bool)> {
-        self.peers.slow_devices()
-    }
-
     /// What may have become possible after any event.
     pub(crate) fn progress(&mut self, out: Out) {
         if self.state == State::Opening {
@@ -1425,14 +1438,14 @@ impl Controller {
         self.look_for_room();
         self.governor.look(self.basis.now, self.care.repairer.is_at_work());
         self.wants.fold |= self.map.layers().any_goes();
-        self.look_for_old_metadata();
+        self.drive_checkpointer(out, |checkpointer, around| checkpointer.look_for_old_metadata(around));
         self.room.ask(self.basis.now, &mut self.peers, out);
         self.drive_handover(out);
         self.drive_roll(out);
         self.drive_destage(out);
         self.drive_fork(out);
         self.drive_slices(out);
-        self.drive_checkpoint(out);
+        self.drive_checkpointer(out, Checkpointer::drive);
         self.drive_cleaner(out);
         self.drive_repair(out);
         self.drive_scrub(out);
@@ -1453,6 +1466,8 @@ impl Controller {
         self.care.verify();
         self.writer.verify();
         self.fetcher.verify();
+        self.loader.verify();
+        self.checkpointer.verify(&self.segments);
         self.direct.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);

@@ -1,6 +1,12 @@
 //! How much work of maintenance one turn has done: it goes in slices, so that guests' requests never wait for long. A
 //! machine has no clock, so work is counted, in runs of leaves and overlay and what costs about as much.
 
+use crate::basis::Basis;
+use std::time::Duration;
+
+/// Between two slices: what has come meanwhile has its turn.
+pub(crate) const PAUSE: Duration = Duration::from_micros(500);
+
 /// The most work that one part did in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
@@ -16,6 +22,11 @@ impl Turn {
         if runs > self.runs {
             (self.runs, self.of) = (runs, of);
         }
+    }
+
+    /// Runs that it may still go through.
+    pub(crate) fn left(&self, basis: &Basis) -> usize {
+        basis.config.slice_runs_max.saturating_sub(self.sliced)
     }
 
     /// So much more of a slice was done.

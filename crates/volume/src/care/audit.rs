@@ -204,19 +204,17 @@ impl Audit {
         guests_are_at_work: bool,
         pointer: Option<LeafPointer>,
         no: LeafNo,
-        leaf: Option<Arc<Leaf>>,
-        error: Option<FetchError>,
+        leaf: Result<Arc<Leaf>, FetchError>,
     ) {
         let Some(round) = &mut self.round else { return };
         if !round.pending.remove(&no) {
             return;
         }
         match (leaf, pointer) {
-            (Some(leaf), Some(pointer)) => round.pins.hold(no, pointer, leaf),
+            (Ok(leaf), Some(pointer)) => round.pins.hold(no, pointer, leaf),
             // The base has changed meanwhile: the place is looked at anew.
-            (Some(_), None) => {}
-            (None, _) if error == Some(FetchError::Gone) => {}
-            (None, _) => {
+            (Ok(_), None) | (Err(FetchError::Gone), _) => {}
+            (Err(FetchError::Lost), _) => {
                 self.round = None;
                 self.due = Some(now + AFTER_FAILURE);
                 return;
@@ -401,7 +399,7 @@ mod tests {
         // The far one is let go with what is counted before it, and asked for again.
         for (no, leaf) in [(LeafNo(2), &far), (LeafNo(1), &near), (LeafNo(2), &far)] {
             assert_eq!(found, None, "the round ends when all leaves were there");
-            audit.on_leaf(now, false, kept.map.directory().get(no), no, Some(Arc::clone(leaf)), None);
+            audit.on_leaf(now, false, kept.map.directory().get(no), no, Ok(Arc::clone(leaf)));
             found = audited(&mut audit, &kept, now, 1);
         }
         assert_eq!(found, Some(Wrong::default()));

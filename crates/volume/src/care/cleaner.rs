@@ -591,23 +591,17 @@ impl Cleaner {
     }
 
     /// True when all leaves are there: then the look-up goes on where the first of them was missing.
-    pub(crate) fn on_leaf(
-        &mut self,
-        around: &mut Around<'_>,
-        no: LeafNo,
-        leaf: Option<Arc<Leaf>>,
-        error: Option<FetchError>,
-    ) -> bool {
+    pub(crate) fn on_leaf(&mut self, around: &mut Around<'_>, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>) -> bool {
         let Some(pass) = &mut self.pass else { return false };
         if !pass.leaves_pending.remove(&no) {
             return false;
         }
         match leaf {
-            Some(leaf) => {
+            Ok(leaf) => {
                 let pointer = around.map.directory().get(no).expect("a leaf that was just read is in the directory");
                 pass.pins.hold(no, pointer, leaf);
             }
-            None => pass.failed |= error == Some(FetchError::Lost),
+            Err(error) => pass.failed |= error == FetchError::Lost,
         }
         if !pass.leaves_pending.is_empty() {
             return false;
@@ -860,8 +854,8 @@ mod tests {
                     Looked::Needs(leaves) => {
                         asked.push(leaves.len());
                         for no in leaves {
-                            let leaf = Some(Arc::clone(&gone[&no]));
-                            rig.with(|around, _| cleaner.on_leaf(around, no, leaf, None));
+                            let leaf = Ok(Arc::clone(&gone[&no]));
+                            rig.with(|around, _| cleaner.on_leaf(around, no, leaf));
                         }
                     }
                 }

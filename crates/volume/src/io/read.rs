@@ -170,7 +170,7 @@ impl Controller {
                 missing.truncate(LEAVES_MAX);
                 op.leaves_pending = missing.len() as u32;
                 for no in missing {
-                    self.load_leaf(no, LeafWaiter::Read(token), out);
+                    self.load_leaves(&[no], LeafWaiter::Read(token), out);
                 }
             }
         }
@@ -184,21 +184,13 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_read_leaf(
-        &mut self,
-        token: Token,
-        no: LeafNo,
-        leaf: Option<Arc<Leaf>>,
-        error: Option<FetchError>,
-        out: Out,
-    ) {
+    pub(crate) fn on_read_leaf(&mut self, token: Token, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>, out: Out) {
         let pointer = self.map.directory().get(no);
         let Some(op) = self.reads.get_mut(token) else { return };
-        if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
-            op.pins.hold(no, pointer, leaf);
-        }
-        if error == Some(FetchError::Lost) {
-            op.failed = error;
+        match (leaf, pointer) {
+            (Ok(leaf), Some(pointer)) => op.pins.hold(no, pointer, leaf),
+            (Err(FetchError::Lost), _) => op.failed = Some(FetchError::Lost),
+            (Ok(_), None) | (Err(FetchError::Gone), _) => {}
         }
         op.leaves_pending -= 1;
         if op.leaves_pending == 0 {

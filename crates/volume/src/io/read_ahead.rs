@@ -320,7 +320,7 @@ impl Controller {
             let Some(layer) = self.layer_of(of) else { return };
             match self.map.resolve_through(layer, from, to - from, &Pins::default()) {
                 Ok(places) => places.iter().for_each(|piece| self.plan_piece(at, piece)),
-                Err(missing) if missing.iter().any(|no| self.leaf_loads.contains_key(no)) => return,
+                Err(missing) if missing.iter().any(|no| self.loader.is_loading(*no)) => return,
                 Err(mut missing) => {
                     let asked = &mut self.readahead.streams[at].asked;
                     missing.retain(|no| !asked.contains(no));

@@ -49,6 +49,34 @@ impl Controller {
         self.append(record, Buf::empty(), Arc::from([]), done, out)
     }
 
+    /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
+    pub(crate) fn trim(&mut self, out: Out) {
+        let destaged = self.log.first_undestaged().prev();
+        let upto = if self.basis.config.mutations.trim_past_commit() {
+            destaged.min(self.log.completed)
+        } else {
+            destaged.min(self.checkpointer.durable().lsn)
+        };
+        if upto <= self.log.trimmed {
+            return;
+        }
+        self.log.trim(upto);
+        self.send_trims(out);
+    }
+
+    /// Tells legs what of the log they may forget.
+    fn send_trims(&mut self, out: Out) {
+        let (volume, epoch, upto) = (self.basis.config.volume, self.epoch(), self.log.trimmed);
+        for ledger in self.root().ledgers.clone() {
+            for leg in &ledger.legs {
+                if self.peers.leg_usable(*leg) {
+                    let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
+                    self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
+                }
+            }
+        }
+    }
+
     /// Sends an entry to the legs in `mask` (the preferred ones where it is zero) that were not asked yet.
     pub(crate) fn send_entry(&mut self, lsn: Lsn, mask: u8, out: Out) {
         let Some(open) = &self.log.open else { return };
@@ -168,17 +196,19 @@ impl Controller {
             let entry = self.log.get_mut(lsn).expect("just completed");
             entry.sealed = None;
             let done = std::mem::replace(&mut entry.done, Done::Nothing);
-            self.on_done(lsn, done, out);
+            self.on_done(done, out);
         }
     }
 
-    fn on_done(&mut self, lsn: Lsn, done: Done, out: Out) {
+    fn on_done(&mut self, done: Done, out: Out) {
         match done {
             Done::Nothing => {}
             Done::Write(op) => self.on_write_part_done(op, out),
             Done::Modified { op, modify } => self.on_modified(op, modify, out),
             Done::Committed(job) => self.on_segment_committed(job, out),
-            Done::Checkpointed(checkpoint) => self.on_checkpointed(lsn, checkpoint, out),
+            Done::Checkpointed(checkpoint) => {
+                self.drive_checkpointer(out, |checkpointer, around| checkpointer.on_checkpointed(around, checkpoint));
+            }
             Done::Rehomed { repair, shard, former } => self.on_rehomed(repair, shard, former, out),
             Done::Freed(segments) => self.on_freed(segments, out),
         }

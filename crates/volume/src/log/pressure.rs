@@ -104,7 +104,7 @@ impl Controller {
         if open.rule.domains == 0 {
             let roomy = self.topology().usable_devices().filter(|d| is_roomy(d)).count();
             if roomy >= usize::from(open.rule.copies) && self.roll_pause_over() {
-                self.checkpointer.last_roll = self.basis.now;
+                self.rolled_at = self.basis.now;
                 self.want_roll(out);
             }
             return;
@@ -116,7 +116,7 @@ impl Controller {
             n.is_usable() && devices.count() >= each
         };
         if self.peers.iter().filter(roomy).count() >= nodes.len() && self.roll_pause_over() {
-            self.checkpointer.last_roll = self.basis.now;
+            self.rolled_at = self.basis.now;
             self.want_roll(out);
         }
     }

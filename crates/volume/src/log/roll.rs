@@ -123,7 +123,7 @@ impl Controller {
             let better =
                 self.topology().better_ledger_possible(&open.legs, open.rule, usable) && self.roll_pause_over();
             if broken || better {
-                self.checkpointer.last_roll = self.basis.now;
+                self.rolled_at = self.basis.now;
                 self.want_roll(out);
             }
             return;
@@ -174,7 +174,7 @@ impl Controller {
     }
 
     pub(crate) fn roll_pause_over(&self) -> bool {
-        self.basis.now.since(self.checkpointer.last_roll) >= BETTER_EVERY
+        self.basis.now.since(self.rolled_at) >= BETTER_EVERY
     }
 
     pub(crate) fn on_rolled(&mut self, out: Out) {

@@ -8,22 +8,35 @@
 //!
 //! A run is full (everything) or a delta (what changed since the last run); a chain is a full run and its deltas.
 //!
+//! Role: [`Checkpointer`] decides when, and does it; what it wants of others it leaves to the controller, as [`Wish`]es.
+//!
 //! Protocol rules 15 (trim point), 18 (nothing that the last durable checkpoint names is freed), 24 (sorted deltas).
 
 use super::capture::Capture;
-use super::folding::Fold;
-use super::leaf::{LeafNo, LeafPointer};
+use super::folding::{Folds, Gain, Went};
+use super::leaf::{Leaf, LeafNo};
 use super::run::{Packed, PartIndex, RunWriter, pointers_into};
-use crate::api::State;
-use crate::controller::{Controller, Out};
-use crate::log::window::Done;
-use crate::segment::Kind;
-use crate::segment::writer::JobKind;
+use super::{Accounts, Map};
+use crate::api::{Counters, State};
+use crate::basis::Basis;
+use crate::care::Care;
+use crate::log::window::{Done, Log};
+use crate::owner::handover::Handover;
+use crate::peers::Peers;
+use crate::segment::direct::DirectWrites;
+use crate::segment::fetch::FetchError;
+use crate::segment::writer::{JobKind, Work};
+use crate::segment::{Kind, Segments};
+use crate::sharing::family::Family;
+use crate::space::{Room, Topology};
+use crate::turn::Turn;
+use crate::wants::Wants;
 use holdfast_base::{Instant, Lsn};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Folds follow each other before a checkpoint, while the overlay takes more memory than it may, until they have
@@ -53,18 +66,101 @@ const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 const FOLD_EVERY_KNOWN: Duration = Duration::from_secs(30);
 
-/// Metadata of too few copies is looked for this often; so many of its leaves are written anew with a fold.
+/// Metadata of too few copies is looked for this often.
 const NARROW_EVERY: Duration = Duration::from_secs(1);
-const NARROW_LEAVES_MAX: usize = 128;
 
-/// Segments whose shards are to be deleted: how many, and where they are.
-pub(crate) type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
+/// A journal that is fuller than this, in 1/255, is emptied by a checkpoint.
+const JOURNAL_PRESSURE: u8 = 110;
+
+/// Under such pressure one checkpoint follows the other after this time.
+const PRESSED_EVERY: Duration = Duration::from_millis(100);
+
+/// Segments that one record frees.
+const FREED_AT_ONCE: usize = 1024;
+
+/// What is wanted of others, for a checkpoint.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    /// Leaves are to be loaded for a fold.
+    Load(Vec<LeafNo>),
+    /// A segment of leaves or runs is to be written.
+    Write(Work),
+    Append(Record, Done),
+    /// Segments of an origin are named no more.
+    Released,
+    /// A checkpoint is durable: what it covers may leave the log.
+    Trim,
+}
+
+/// What the checkpointer works with.
+pub(crate) struct Around<'a> {
+    pub(crate) basis: &'a Basis,
+    pub(crate) state: State,
+    pub(crate) peers: &'a Peers,
+    pub(crate) map: &'a mut Map,
+    pub(crate) segments: &'a mut Segments,
+    pub(crate) log: &'a mut Log,
+    pub(crate) wants: &'a mut Wants,
+    pub(crate) care: &'a mut Care,
+    pub(crate) room: &'a mut Room,
+    pub(crate) family: &'a Family,
+    pub(crate) handover: &'a Handover,
+    pub(crate) direct: &'a DirectWrites,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) turn: &'a mut Turn,
+    pub(crate) wishes: &'a mut Vec<Wish>,
+}
+
+impl Around<'_> {
+    pub(super) fn topology(&self) -> Topology<'_> {
+        Topology::new(self.basis, self.peers)
+    }
+
+    pub(super) fn map_and_accounts(&mut self) -> (&mut Map, Accounts<'_>) {
+        let mutations = self.basis.config.mutations;
+        let (segments, log, wants) = (&mut *self.segments, &mut *self.log, &mut *self.wants);
+        (&mut *self.map, Accounts { segments, log, wants, audit: &mut self.care.audit, mutations })
+    }
+
+    /// Runs that this turn may go through.
+    pub(super) fn left_of_slice(&self) -> usize {
+        self.turn.left(self.basis)
+    }
+
+    /// Whether this turn has done its slice.
+    pub(super) fn has_sliced(&self) -> bool {
+        self.left_of_slice() == 0
+    }
+
+    /// Whether nothing but a checkpoint is left to do until the log is empty, for which another host waits.
+    fn empties_log(&self) -> bool {
+        self.state == State::Open && self.handover.waits_for_checkpoint(self.log)
+    }
+
+    /// Whether metadata can be written, given the nodes that are there.
+    fn can_write(&self) -> bool {
+        self.topology().meta_layout_now().is_some()
+    }
+
+    /// Folds and the cleaner take turns; and nothing is folded while the volume closes.
+    fn may_fold(&self) -> bool {
+        self.state == State::Open && self.care.cleaner.is_idle()
+    }
+
+    /// What a full run would name.
+    fn names(&self) -> usize {
+        self.map.directory.len() + self.segments.len() + self.map.run_count()
+    }
+}
+
+/// Segments whose shards are to be deleted, and where they are.
+type Condemned = BTreeMap<SegmentNo, Vec<Leg>>;
 
 #[derive(Debug, Default)]
-pub(super) enum Stage {
+enum Stage {
     #[default]
     Idle,
-    Folding(Box<Fold>),
+    Folding,
     /// Up to that segment dead ones have left the table.
     Condemning(Option<SegmentNo>),
     Writing(Writing),
@@ -72,7 +168,7 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug)]
-pub(super) struct Writing {
+struct Writing {
     lsn: Lsn,
     full: bool,
     /// What is not encoded yet; absent when all is.
@@ -85,28 +181,20 @@ pub(super) struct Writing {
 
 #[derive(Debug, Default)]
 pub(crate) struct Checkpointer {
-    pub(crate) durable: Checkpoint,
-    pub(crate) last_roll: Instant,
-    pub(super) folded_last: Instant,
-    /// The last fold: leaves' bytes that it wrote, runs that it took out of the overlay, and when it was done.
-    pub(super) last_fold: (u64, u64),
-    pub(super) fold_done_at: Instant,
+    stage: Stage,
+    folds: Folds,
+    durable: Checkpoint,
+    /// The LSN that the newest run was captured at.
+    captured: Lsn,
     /// When work that is done in slices goes on.
-    pub(super) slice_at: Option<Instant>,
+    slice_at: Option<Instant>,
     looked_at: Instant,
-    pub(crate) captured: Lsn,
     journal_fill: u8,
     bytes_at_capture: u64,
     started_at: Instant,
-    pub(super) fold_cursor: u64,
-    /// Of leaves that were folded since the last checkpoint.
-    pub(super) bytes_in_row: u64,
-    pub(super) folded_leaves: Vec<LeafNo>,
-    pub(super) folded_at: Lsn,
-    pub(super) stage: Stage,
     condemned: Condemned,
     /// Homes of segments whose free record is in the log.
-    pub(crate) freeing: Condemned,
+    freeing: Condemned,
     chain_len: usize,
     /// The most leaves, segments and runs of the overlay that there were at any run of the chain; of one that was
     /// loaded, at its last.
@@ -126,9 +214,14 @@ impl Checkpointer {
         matches!(self.stage, Stage::Idle)
     }
 
+    /// The newest checkpoint that is durable.
+    pub(crate) fn durable(&self) -> &Checkpoint {
+        &self.durable
+    }
+
     /// What a full run that is written now says of the leaves that it names.
     pub(crate) fn folded_at(&self) -> Lsn {
-        self.folded_at
+        self.folds.captured()
     }
 
     /// Segments that the last durable checkpoint names, and the next one doesn't.
@@ -136,8 +229,18 @@ impl Checkpointer {
         self.condemned.keys().copied()
     }
 
+    /// Whether segments are on their way to be free.
+    pub(crate) fn is_freeing(&self) -> bool {
+        !self.freeing.is_empty()
+    }
+
     pub(crate) fn is_folding(&self) -> bool {
-        matches!(self.stage, Stage::Folding(_))
+        matches!(self.stage, Stage::Folding)
+    }
+
+    /// When the next slice is due.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.slice_at
     }
 
     /// Continues a chain that was loaded.
@@ -148,182 +251,211 @@ impl Checkpointer {
         self.durable = durable;
     }
 
+    /// A chain has been loaded, of a map that names so much.
+    pub(crate) fn on_runs_loaded(&mut self, around: &Around<'_>) {
+        self.chain_names = around.names();
+    }
+
     /// Guests that have waited for the volume come first: what a checkpoint is due for by age alone waits as long as
     /// after one.
     pub(crate) fn rest(&mut self, now: Instant) {
-        (self.started_at, self.folded_last) = (now, now);
+        self.started_at = now;
+        self.folds.rest(now);
     }
-}
 
-impl Controller {
-    pub(crate) fn drive_checkpoint(&mut self, out: Out) {
-        if !self.checkpointer.is_idle() || self.topology().meta_layout_now().is_none() || !self.wants_checkpoint() {
+    // ---- when ----
+
+    /// Begins a checkpoint, if one is wanted.
+    pub(crate) fn drive(&mut self, around: &mut Around<'_>) {
+        if !self.is_idle() || !around.can_write() || !self.is_wanted(around) {
             return;
         }
-        self.checkpointer.started_at = self.basis.now;
-        let many = self.map.run_count() >= self.map.fold_runs(self.basis.config.fold_runs_min)
-            || self.wants.fold
-            || self.fold_is_due();
-        if many && self.care.cleaner.is_idle() && self.state == State::Open && !self.empties_log_by_checkpoint() {
-            self.begin_fold(out);
+        self.started_at = around.basis.now;
+        let many = around.map.run_count() >= around.map.fold_runs(around.basis.config.fold_runs_min)
+            || around.wants.fold
+            || self.fold_is_due(around);
+        if many && around.may_fold() && !around.empties_log() {
+            self.begin_fold(around);
         } else {
-            self.begin_capture(out);
+            self.begin_capture(around);
         }
     }
 
-    /// It takes more memory than it may, and a fold would take something out of it.
-    pub(crate) fn overlay_wants_fold(&self) -> bool {
-        self.map.overlay_is_large(self.log.undestaged_count())
-            && self.map.unfolded
-            && self.topology().meta_layout_now().is_some()
+    /// The next slice, if it is due.
+    pub(crate) fn drive_slice(&mut self, around: &mut Around<'_>) {
+        if self.slice_at.is_none_or(|at| at > around.basis.now) {
+            return;
+        }
+        self.slice_at = None;
+        match &self.stage {
+            Stage::Folding => {
+                let went = self.folds.go_on(around);
+                self.on_fold(went, around);
+            }
+            Stage::Condemning(_) => self.condemn_or_capture(around),
+            Stage::Writing(_) => self.capture_some(around),
+            Stage::Idle | Stage::Recording => {}
+        }
     }
 
-    /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last
-    /// one. Not where room is nearly gone.
-    pub(crate) fn fold_goes_first(&self) -> bool {
-        let (bytes, runs) = self.checkpointer.last_fold;
-        self.overlay_wants_fold()
-            && self.basis.now.since(self.checkpointer.fold_done_at) >= FOLD_AGE_MAX
-            && self.map.is_fold_worth(bytes, runs, self.log.undestaged_count())
-            && !self.room.is_nearly_gone()
+    fn slice_soon(&mut self, around: &Around<'_>) {
+        self.slice_at = Some(around.basis.next_slice_at());
     }
 
-    /// Whether another fold follows one that has written `bytes` of leaves and taken `runs` out of the overlay: it
-    /// takes more memory than it may. A row of them returns no room and shortens no log: it ends before either is
-    /// missed.
-    pub(super) fn folds_on(&self, bytes: u64, runs: u64) -> bool {
-        let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
-        let has_time = self.basis.now.since(self.checkpointer.started_at) < ROW_MAX
-            && grown < self.basis.config.writeback_bytes_max / 4
-            && !self.is_pressed_for_checkpoint();
-        let has_room = !self.room.is_short() && !self.room.is_wanted() && !self.wants.free;
-        self.map.overlay_is_large(self.log.undestaged_count())
-            && self.map.is_fold_worth(bytes, runs, self.log.undestaged_count())
-            && self.map.unfolded
-            && self.checkpointer.bytes_in_row < ROW_SEGMENTS_MAX * u64::from(self.basis.config.segment_payload_bytes)
-            && has_time
-            && has_room
-            && self.state == State::Open
-            && self.care.cleaner.is_idle()
-            && self.topology().meta_layout_now().is_some()
+    fn is_wanted(&self, around: &Around<'_>) -> bool {
+        let (wants, basis) = (&around.wants, around.basis);
+        let grown = around.log.total_bytes - self.bytes_at_capture;
+        let since = basis.now.since(self.started_at);
+        let is_awaited = wants.fold && around.care.cleaner.is_idle() || wants.free;
+        let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
+        let is_wanted = around.state == State::Closing || around.empties_log();
+        let idle = is_wanted || since >= age_max || wants.rewrite;
+        let pressed = self.is_pressed(around) && since >= PRESSED_EVERY;
+        let fold_wanted = wants.fold && around.state == State::Open;
+        (wants.checkpoint || fold_wanted || wants.rewrite || self.fold_is_due(around))
+            && (idle || pressed || grown >= basis.config.writeback_bytes_max / 8)
     }
 
     /// A journal is filling up, or space is awaited, which only a checkpoint frees.
-    fn is_pressed_for_checkpoint(&self) -> bool {
-        self.checkpointer.journal_fill > 110 || self.wants.hurry
-    }
-
-    fn wants_checkpoint(&self) -> bool {
-        let grown = self.log.total_bytes - self.checkpointer.bytes_at_capture;
-        let since = self.basis.now.since(self.checkpointer.started_at);
-        let is_awaited = self.wants.fold && self.care.cleaner.is_idle() || self.wants.free;
-        let age_max = if is_awaited { FOLD_AGE_MAX } else { AGE_MAX };
-        let is_wanted = self.state == State::Closing || self.empties_log_by_checkpoint();
-        let idle = is_wanted || since >= age_max || self.wants.rewrite;
-        let pressed = self.is_pressed_for_checkpoint() && since >= Duration::from_millis(100);
-        // Nothing is folded while the volume closes.
-        let fold_wanted = self.wants.fold && self.state == State::Open;
-        (self.wants.checkpoint || fold_wanted || self.wants.rewrite || self.fold_is_due())
-            && (idle || pressed || grown >= self.basis.config.writeback_bytes_max / 8)
+    fn is_pressed(&self, around: &Around<'_>) -> bool {
+        self.journal_fill > JOURNAL_PRESSURE || around.wants.hurry
     }
 
     /// What has lain in the overlay for a while is folded even if it is little: only then are all dead segments known.
-    fn fold_is_due(&self) -> bool {
-        let every = if self.map.shadow.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
-        let rested = self.basis.now.since(self.checkpointer.folded_last) >= every;
-        self.map.unfolded && rested && self.care.cleaner.is_idle() && self.state == State::Open
+    fn fold_is_due(&self, around: &Around<'_>) -> bool {
+        let every = if around.map.shadow.is_known() { FOLD_EVERY_KNOWN } else { FOLD_EVERY };
+        around.map.unfolded && around.basis.now.since(self.folds.began_at()) >= every && around.may_fold()
     }
 
     /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away,
     /// or before the layout was changed, is written anew.
-    pub(crate) fn look_for_old_metadata(&mut self) {
-        if self.basis.now.since(self.checkpointer.looked_at) < NARROW_EVERY {
+    pub(crate) fn look_for_old_metadata(&mut self, around: &mut Around<'_>) {
+        if around.basis.now.since(self.looked_at) < NARROW_EVERY {
             return;
         }
-        self.checkpointer.looked_at = self.basis.now;
+        self.looked_at = around.basis.now;
         // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has
         // left.
-        let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > self.log.trimmed);
-        let holds = self.root().ledgers.iter().any(is_held);
-        self.wants.checkpoint |= holds && self.log.all_destaged();
-        let can_spread = self.topology().can_spread();
-        for (_, info) in self.segments.metadata().filter(|(_, info)| info.live > 0) {
-            let is_narrow = self.topology().could_be_wider(&info.geometry);
-            self.wants.fold |= is_narrow && info.kind == Kind::Meta;
+        let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > around.log.trimmed);
+        let holds = around.basis.root().ledgers.iter().any(is_held);
+        around.wants.checkpoint |= holds && around.log.all_destaged();
+        let topology = Topology::new(around.basis, around.peers);
+        let can_spread = topology.can_spread();
+        for (_, info) in around.segments.metadata().filter(|(_, info)| info.live > 0) {
+            let is_narrow = topology.could_be_wider(&info.geometry);
+            around.wants.fold |= is_narrow && info.kind == Kind::Meta;
             // Where they lie the checkpoint says: they are not moved.
-            let is_together = can_spread && self.topology().crowded(&info.geometry, &info.homes).is_some();
-            self.wants.rewrite |= (is_narrow || is_together) && info.kind == Kind::Run;
+            let is_together = can_spread && topology.crowded(&info.geometry, &info.homes).is_some();
+            around.wants.rewrite |= (is_narrow || is_together) && info.kind == Kind::Run;
         }
     }
 
-    /// Some of the leaves that lie in segments of too few copies, or too damaged ones.
-    pub(super) fn narrow_leaves(&self) -> BTreeSet<LeafNo> {
-        let is_narrow = |no: &SegmentNo| {
-            let is_narrow = self.segments.get(*no).is_some_and(|s| self.topology().could_be_wider(&s.geometry));
-            is_narrow || self.care.repairer.is_stuck(*no)
-        };
-        let metas = self.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
-        let narrow: BTreeSet<SegmentNo> = metas.map(|(no, _)| no).filter(is_narrow).collect();
-        if narrow.is_empty() {
-            return BTreeSet::new();
+    // ---- folding ----
+
+    fn begin_fold(&mut self, around: &mut Around<'_>) {
+        self.stage = Stage::Folding;
+        let went = self.folds.begin(around);
+        self.on_fold(went, around);
+    }
+
+    /// A leaf that a fold has wished for is there, or can't be read.
+    pub(crate) fn on_leaf(&mut self, around: &mut Around<'_>, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>) {
+        let went = self.folds.on_leaf(around, no, leaf);
+        self.on_fold(went, around);
+    }
+
+    /// A fold's leaves are durable in that segment.
+    pub(crate) fn on_leaves_durable(&mut self, around: &mut Around<'_>, segment: SegmentNo) {
+        let went = self.folds.on_written(around, segment);
+        self.on_fold(went, around);
+    }
+
+    fn on_fold(&mut self, went: Went, around: &mut Around<'_>) {
+        match went {
+            Went::Waits => {}
+            Went::Slice => self.slice_soon(around),
+            Went::Done if self.folds_on(around) => self.begin_fold(around),
+            Went::Done => self.begin_capture(around),
         }
-        let lies_there = |(_, pointer): &(LeafNo, LeafPointer)| narrow.contains(&pointer.segment);
-        self.map.directory.iter().filter(lies_there).map(|(no, _)| no).take(NARROW_LEAVES_MAX).collect()
+    }
+
+    /// Whether another fold follows the one that is done: the overlay takes more memory than it may. A row of them
+    /// returns no room and shortens no log: it ends before either is missed.
+    fn folds_on(&self, around: &Around<'_>) -> bool {
+        let config = &around.basis.config;
+        let grown = around.log.total_bytes - self.bytes_at_capture;
+        let has_time = around.basis.now.since(self.started_at) < ROW_MAX
+            && grown < config.writeback_bytes_max / 4
+            && !self.is_pressed(around);
+        let has_room = !around.room.is_short() && !around.room.is_wanted() && !around.wants.free;
+        self.overlay_wants_fold(around)
+            && self.is_fold_worth(around)
+            && self.folds.bytes_in_row() < ROW_SEGMENTS_MAX * u64::from(config.segment_payload_bytes)
+            && has_time
+            && has_room
+            && around.may_fold()
+    }
+
+    fn is_fold_worth(&self, around: &Around<'_>) -> bool {
+        let Gain { bytes, runs } = self.folds.last();
+        around.map.is_fold_worth(bytes, runs, around.log.undestaged_count())
+    }
+
+    /// It takes more memory than it may, and a fold would take something out of it.
+    pub(crate) fn overlay_wants_fold(&self, around: &Around<'_>) -> bool {
+        around.map.overlay_is_large(around.log.undestaged_count()) && around.map.unfolded && around.can_write()
+    }
+
+    /// The overlay takes more memory than it may, and the cleaner, for which folds wait, has had time since the last
+    /// one. Not where room is nearly gone.
+    pub(crate) fn fold_goes_first(&self, around: &Around<'_>) -> bool {
+        self.overlay_wants_fold(around)
+            && around.basis.now.since(self.folds.done_at()) >= FOLD_AGE_MAX
+            && self.is_fold_worth(around)
+            && !around.room.is_nearly_gone()
     }
 
     // ---- capturing and writing ----
 
     /// A checkpoint begins: dead segments leave the table, and then the state is captured.
-    pub(super) fn begin_capture(&mut self, out: Out) {
-        self.checkpointer.bytes_in_row = 0;
-        self.wants.on_condemning();
-        self.care.cleaner.on_condemning();
-        self.checkpointer.stage = Stage::Condemning(None);
-        self.condemn_or_capture(out);
+    fn begin_capture(&mut self, around: &mut Around<'_>) {
+        self.folds.end_row();
+        around.wants.on_condemning();
+        around.care.cleaner.on_condemning();
+        self.stage = Stage::Condemning(None);
+        self.condemn_or_capture(around);
     }
 
-    pub(super) fn condemn_or_capture(&mut self, out: Out) {
-        let Stage::Condemning(mut last) = self.checkpointer.stage else { return };
-        if self.condemn_some(&mut last) {
-            return self.capture(out);
+    fn condemn_or_capture(&mut self, around: &mut Around<'_>) {
+        let Stage::Condemning(mut last) = self.stage else { return };
+        if self.condemn_some(&mut last, around) {
+            return self.capture(around);
         }
-        self.checkpointer.stage = Stage::Condemning(last);
-        self.slice_soon();
+        self.stage = Stage::Condemning(last);
+        self.slice_soon(around);
     }
 
     /// Takes the state as of the completed LSN and writes it as a run.
-    fn capture(&mut self, out: Out) {
-        let rewrite = std::mem::take(&mut self.wants.rewrite);
-        self.map.limit_leaves();
-        let names = self.names();
-        let chain_max = if self.keeps_chain() { CHAIN_KEPT_MAX } else { CHAIN_MAX };
-        let is_long = self.checkpointer.chain_len >= chain_max;
-        let has_shrunk = names < self.checkpointer.chain_names / SHRUNK_PART;
-        let full = rewrite || self.checkpointer.durable.runs.is_empty() || is_long || has_shrunk;
-        self.checkpointer.chain_names = if full { names } else { names.max(self.checkpointer.chain_names) };
-        let (lsn, payload_bytes) = (self.log.completed, self.basis.config.segment_payload_bytes);
-        let checkpointer = &mut self.checkpointer;
-        let folded = std::mem::take(&mut checkpointer.folded_leaves).into_iter().collect();
-        let writer = RunWriter::new(full, self.map.layers.clone(), checkpointer.folded_at, payload_bytes);
-        let since = (!full).then_some(checkpointer.captured);
-        let capture = Some(Box::new(Capture::begin(&mut self.map, &mut self.segments, since, folded, writer)));
-        let (jobs, pointers) = (Vec::new(), Vec::new());
-        checkpointer.stage = Stage::Writing(Writing { lsn, full, capture, jobs, pointers, pending: 0 });
-        checkpointer.captured = lsn;
-        checkpointer.bytes_at_capture = self.log.total_bytes;
-        self.wants.on_captured();
-        checkpointer.journal_fill = 0;
-        self.capture_some(out);
-    }
-
-    /// What a full run would name.
-    fn names(&self) -> usize {
-        self.map.directory.len() + self.segments.len() + self.map.run_count()
-    }
-
-    /// A chain has been loaded.
-    pub(crate) fn on_runs_loaded(&mut self) {
-        self.checkpointer.chain_names = self.names();
+    fn capture(&mut self, around: &mut Around<'_>) {
+        let rewrite = std::mem::take(&mut around.wants.rewrite);
+        around.map.limit_leaves();
+        let names = around.names();
+        let chain_max = if around.handover.keeps_chain() { CHAIN_KEPT_MAX } else { CHAIN_MAX };
+        let is_long = self.chain_len >= chain_max;
+        let has_shrunk = names < self.chain_names / SHRUNK_PART;
+        let full = rewrite || self.durable.runs.is_empty() || is_long || has_shrunk;
+        self.chain_names = if full { names } else { names.max(self.chain_names) };
+        let (lsn, payload_bytes) = (around.log.completed, around.basis.config.segment_payload_bytes);
+        let folded = self.folds.take_leaves();
+        let writer = RunWriter::new(full, around.map.layers.clone(), self.folds.captured(), payload_bytes);
+        let since = (!full).then_some(self.captured);
+        let capture = Some(Box::new(Capture::begin(around.map, around.segments, since, folded, writer)));
+        self.stage = Stage::Writing(Writing { lsn, full, capture, jobs: Vec::new(), pointers: Vec::new(), pending: 0 });
+        self.captured = lsn;
+        self.bytes_at_capture = around.log.total_bytes;
+        around.wants.on_captured();
+        self.journal_fill = 0;
+        self.capture_some(around);
     }
 
     /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed. True when
@@ -331,14 +463,14 @@ impl Controller {
     ///
     /// Between two slices the map goes on changing. Invariant: nothing dead is named again, so that what has left the
     /// table is missed by nobody. What dies behind the walk is wanted to be freed anew, by another checkpoint.
-    fn condemn_some(&mut self, last: &mut Option<SegmentNo>) -> bool {
-        while !self.has_sliced() {
-            let looked_at: Vec<SegmentNo> = self.segments.unseen_after(*last).take(CONDEMNED_AT_ONCE).collect();
-            self.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
+    fn condemn_some(&mut self, last: &mut Option<SegmentNo>, around: &mut Around<'_>) -> bool {
+        while !around.has_sliced() {
+            let looked_at: Vec<SegmentNo> = around.segments.unseen_after(*last).take(CONDEMNED_AT_ONCE).collect();
+            around.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
             for no in &looked_at {
-                let is_held = self.segments.is_unsettled(*no) || self.care.cleaner.is_victim(*no);
-                if !is_held && !self.is_named_by_dependents(*no) {
-                    self.condemn(*no);
+                let is_held = around.segments.is_unsettled(*no) || around.care.cleaner.is_victim(*no);
+                if !is_held && !around.family.is_named(around.basis, *no) {
+                    self.condemn(*no, around);
                 }
             }
             *last = looked_at.last().copied();
@@ -349,140 +481,132 @@ impl Controller {
         false
     }
 
-    fn condemn(&mut self, no: SegmentNo) {
-        let info = self.segments.remove(no).expect("just listed");
+    fn condemn(&mut self, no: SegmentNo, around: &mut Around<'_>) {
+        let info = around.segments.remove(no).expect("just listed");
         if info.kind == Kind::Data {
-            self.room.on_dead(self.basis.now);
+            around.room.on_dead(around.basis.now);
         }
-        self.care.repairer.forget(no);
+        around.care.repairer.forget(no);
         // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
-        self.segments.unsettle(no);
-        self.checkpointer.condemned.insert(no, info.homes);
+        around.segments.unsettle(no);
+        self.condemned.insert(no, info.homes);
     }
 
     /// Encodes what was captured, as much as a slice allows, and puts full payloads into segments.
-    pub(super) fn capture_some(&mut self, out: Out) {
-        let Stage::Writing(Writing { capture, .. }) = &mut self.checkpointer.stage else { return };
-        let Some(mut capture) = capture.take() else { return };
-        while !self.has_sliced() && !capture.is_done() {
-            let runs = capture.go_on(&mut self.map, &mut self.segments);
-            self.turn.slice("checkpoint: what has changed is encoded", runs);
+    fn capture_some(&mut self, around: &mut Around<'_>) {
+        let Stage::Writing(writing) = &mut self.stage else { return };
+        let Some(mut capture) = writing.capture.take() else { return };
+        while !around.has_sliced() && !capture.is_done() {
+            let runs = capture.go_on(around.map, around.segments);
+            around.turn.slice("checkpoint: what has changed is encoded", runs);
         }
         while let Some(packed) = capture.next_packed() {
-            self.write_runs(packed, out);
+            writing.write(packed, around);
         }
-        if capture.is_done() {
-            return;
+        if !capture.is_done() {
+            writing.capture = Some(capture);
+            self.slice_soon(around);
         }
-        let Stage::Writing(writing) = &mut self.checkpointer.stage else { unreachable!("jobs take longer") };
-        writing.capture = Some(capture);
-        self.slice_soon();
     }
 
-    fn write_runs(&mut self, packed: Packed, out: Out) {
-        let Stage::Writing(writing) = &mut self.checkpointer.stage else { unreachable!("runs are captured") };
-        let kind = JobKind::Runs { part: writing.jobs.len() };
-        writing.jobs.push(packed.index.clone());
-        writing.pointers.push(Vec::new());
-        writing.pending += 1;
-        self.counters.checkpoint_bytes += packed.bytes();
-        self.write_segment(packed.into_work(kind), out);
-    }
-
-    pub(crate) fn on_runs_durable(&mut self, part: usize, segment: SegmentNo, out: Out) {
-        let info = self.segments.get(segment).expect("just put into the table");
-        let (geometry, homes): (Geometry, Vec<Leg>) = (info.geometry, info.homes.clone());
-        let Stage::Writing(writing) = &mut self.checkpointer.stage else {
-            panic!("a run became durable outside a checkpoint")
-        };
-        writing.pointers[part] = pointers_into(&writing.jobs[part], segment, geometry, &homes);
-        writing.pending -= 1;
+    /// One segment of it is durable.
+    pub(crate) fn on_runs_durable(&mut self, around: &mut Around<'_>, part: usize, segment: SegmentNo) {
+        let info = around.segments.get(segment).expect("just put into the table");
+        let Stage::Writing(writing) = &mut self.stage else { panic!("a run became durable outside a checkpoint") };
+        writing.on_durable(part, segment, info.geometry, &info.homes);
         if writing.pending > 0 || writing.capture.is_some() {
             return;
         }
-        let Stage::Writing(writing) = std::mem::replace(&mut self.checkpointer.stage, Stage::Recording) else {
+        let Stage::Writing(writing) = std::mem::replace(&mut self.stage, Stage::Recording) else {
             unreachable!("just seen")
         };
-        let mut runs = if writing.full { Vec::new() } else { self.checkpointer.durable.runs.clone() };
-        self.checkpointer.chain_len = if writing.full { 1 } else { self.checkpointer.chain_len + 1 };
+        let mut runs = if writing.full { Vec::new() } else { self.durable.runs.clone() };
+        self.chain_len = if writing.full { 1 } else { self.chain_len + 1 };
         runs.extend(writing.pointers.into_iter().flatten());
         let checkpoint = Checkpoint { lsn: writing.lsn, runs };
-        self.append_control(Record::Checkpoint(checkpoint.clone()), Done::Checkpointed(checkpoint), out);
+        around.wishes.push(Wish::Append(Record::Checkpoint(checkpoint.clone()), Done::Checkpointed(checkpoint)));
     }
 
-    pub(crate) fn on_checkpointed(&mut self, _lsn: Lsn, checkpoint: Checkpoint, out: Out) {
-        self.counters.checkpoints += 1;
-        self.checkpointer.stage = Stage::Idle;
+    /// Its record is complete in the log.
+    pub(crate) fn on_checkpointed(&mut self, around: &mut Around<'_>, checkpoint: Checkpoint) {
+        around.counters.checkpoints += 1;
+        self.stage = Stage::Idle;
         let named: BTreeSet<SegmentNo> = checkpoint.runs.iter().map(|r| r.segment).collect();
-        let old: BTreeSet<SegmentNo> = self.checkpointer.durable.runs.iter().map(|r| r.segment).collect();
-        self.checkpointer.durable = checkpoint;
+        let old: BTreeSet<SegmentNo> = self.durable.runs.iter().map(|r| r.segment).collect();
+        self.durable = checkpoint;
         for no in old.difference(&named) {
-            if let Some(info) = self.segments.remove(*no) {
-                self.care.repairer.forget(*no);
-                self.checkpointer.condemned.insert(*no, info.homes);
+            if let Some(info) = around.segments.remove(*no) {
+                around.care.repairer.forget(*no);
+                self.condemned.insert(*no, info.homes);
             }
         }
-        self.free_condemned(out);
-        self.trim(out);
+        self.free_condemned(around);
+        around.wishes.push(Wish::Trim);
     }
 
-    /// Writes the record after which the shards of condemned segments may be deleted (protocol rule 17).
-    fn free_condemned(&mut self, out: Out) {
-        let first_own = self.root().first_own();
-        let mut condemned = std::mem::take(&mut self.checkpointer.condemned);
+    /// Writes the records after which the shards of condemned segments may be deleted (protocol rule 17).
+    fn free_condemned(&mut self, around: &mut Around<'_>) {
+        let mut condemned = std::mem::take(&mut self.condemned);
         // An origin's are its owner's to free: they are let go of.
-        let released: Vec<SegmentNo> = condemned.extract_if(..first_own, |_, _| true).map(|(no, _)| no).collect();
+        let released = condemned.extract_if(..around.basis.root().first_own(), |_, _| true);
+        let released: Vec<SegmentNo> = released.map(|(no, _)| no).collect();
         for no in &released {
-            self.segments.settle(*no);
+            around.segments.settle(*no);
         }
         if !released.is_empty() {
-            self.on_released();
-        }
-        if condemned.is_empty() {
-            return;
+            around.wishes.push(Wish::Released);
         }
         let segments: Vec<SegmentNo> = condemned.keys().copied().collect();
-        segments.iter().for_each(|no| self.segments.unsettle(*no));
-        self.checkpointer.freeing.extend(condemned);
-        for chunk in segments.chunks(1024) {
-            let chunk = chunk.to_vec();
-            self.append_control(Record::Free { segments: chunk.clone() }, Done::Freed(chunk), out);
+        segments.iter().for_each(|no| around.segments.unsettle(*no));
+        self.freeing.extend(condemned);
+        for chunk in segments.chunks(FREED_AT_ONCE) {
+            let (record, done) = free(chunk.to_vec());
+            around.wishes.push(Wish::Append(record, done));
         }
     }
 
-    /// An id that was given out and will never be committed.
-    pub(crate) fn abandon_segment(&mut self, no: SegmentNo, homes: Vec<Leg>, out: Out) {
-        self.checkpointer.freeing.insert(no, homes);
-        self.append_control(Record::Free { segments: vec![no] }, Done::Freed(vec![no]), out);
+    /// An id that was given out and will never be committed: its shards, if there are any, are freed.
+    #[must_use]
+    pub(crate) fn abandon(&mut self, no: SegmentNo, homes: Vec<Leg>) -> (Record, Done) {
+        self.freeing.insert(no, homes);
+        free(vec![no])
     }
 
-    /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
-    pub(crate) fn trim(&mut self, out: Out) {
-        let destaged = self.log.first_undestaged().prev();
-        let upto = if self.basis.config.mutations.trim_past_commit() {
-            destaged.min(self.log.completed)
-        } else {
-            destaged.min(self.checkpointer.durable.lsn)
-        };
-        if upto <= self.log.trimmed {
-            return;
-        }
-        self.log.trim(upto);
-        self.send_trims(out);
+    /// The free record of these segments is complete: their shards may go, from there.
+    pub(crate) fn on_freed(&mut self, segments: Vec<SegmentNo>) -> Vec<(SegmentNo, Vec<Leg>)> {
+        segments.into_iter().filter_map(|no| Some((no, self.freeing.remove(&no)?))).collect()
     }
 
-    pub(crate) fn send_trims(&mut self, out: Out) {
-        use crate::api::Lane;
-        use crate::peers::Purpose;
-        use holdfast_format::wire::Request;
-        let (volume, epoch, upto) = (self.basis.config.volume, self.epoch(), self.log.trimmed);
-        for ledger in self.root().ledgers.clone() {
-            for leg in &ledger.legs {
-                if self.peers.leg_usable(*leg) {
-                    let request = Request::TrimLedger { device: leg.device, volume, epoch, ledger: ledger.id, upto };
-                    self.send(leg.node, Lane::Fast, Purpose::Forget, request, Vec::new(), out);
-                }
-            }
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self, segments: &Segments) {
+        assert_eq!(self.is_folding(), self.folds.is_under_way(), "a fold is under way in its stage only");
+        self.folds.verify();
+        let is_known = |no: &&SegmentNo| segments.get(**no).is_some();
+        assert_eq!(self.condemned.keys().find(is_known), None, "what is condemned has left the table");
+        assert!(self.captured >= self.durable.lsn, "what is durable was captured");
+        if let Stage::Writing(writing) = &self.stage {
+            assert!(writing.pending > 0 || writing.capture.is_some(), "a checkpoint is written, or being encoded");
         }
+    }
+}
+
+/// The record that frees these segments.
+fn free(segments: Vec<SegmentNo>) -> (Record, Done) {
+    (Record::Free { segments: segments.clone() }, Done::Freed(segments))
+}
+
+impl Writing {
+    fn write(&mut self, packed: Packed, around: &mut Around<'_>) {
+        let kind = JobKind::Runs { part: self.jobs.len() };
+        self.jobs.push(packed.index.clone());
+        self.pointers.push(Vec::new());
+        self.pending += 1;
+        around.counters.checkpoint_bytes += packed.bytes();
+        around.wishes.push(Wish::Write(packed.into_work(kind)));
+    }
+
+    fn on_durable(&mut self, part: usize, segment: SegmentNo, geometry: Geometry, homes: &[Leg]) {
+        self.pointers[part] = pointers_into(&self.jobs[part], segment, geometry, homes);
+        self.pending -= 1;
     }
 }

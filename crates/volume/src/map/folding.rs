@@ -1,8 +1,9 @@
 //! A fold that is under way, slice by slice: guests get their turns in between.
 //!
-//! States: choosing (leaves that the overlay says something of) -> reading (those that are not in memory) -> merging
-//! (each with what the overlay says over it, and encoded) -> writing (one metadata segment) -> installing (the
-//! directory names the new leaves, one after the other) -> another fold, or the state is captured.
+//! States: choosing (leaves that the overlay says something of) -> narrow (others that lie in too few copies are looked
+//! for) -> reading (those that are not in memory) -> merging (each with what the overlay says over it, and encoded) ->
+//! writing (one metadata segment) -> installing (the directory names the new leaves, one after the other) -> done:
+//! another fold, or the state is captured ([`super::checkpoint`]).
 //!
 //! What may happen between two slices: whatever changes the overlay, as writes, discards, destages and bulk writes do;
 //! snapshots and clones; openings of the volume elsewhere, which end all of this. What can't: the cleaner and the
@@ -15,37 +16,69 @@
 //! Limits: a slice goes through [`crate::api::Config::slice_runs_max`] runs of leaves and overlay, and then to the end
 //! of the leaf that it is at.
 
-use super::checkpoint::Stage;
+use super::checkpoint::{Around, Wish};
 use super::fold::{Choice, Choosing, MergedLeaf, NewLeaf};
-use super::leaf::{Leaf, LeafNo};
-use super::leafload::LeafWaiter;
+use super::leaf::{Leaf, LeafNo, LeafPointer};
 use super::merge::Going;
-use crate::api::State;
-use crate::controller::{Controller, Out};
+use crate::segment::Kind;
+use crate::segment::fetch::FetchError;
 use crate::segment::writer::{JobKind, Work};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, BufMut, Instant, Key, Lsn, ObjectId, block_crcs, crc32c};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 use std::vec::IntoIter;
-
-/// Between two slices: what has come meanwhile has its turn.
-const PAUSE: Duration = Duration::from_micros(500);
 
 /// A leaf costs as much as so many runs, beside its own.
 const RUNS_A_LEAF: usize = 16;
 
-/// Runs of the overlay that are looked at without asking whether the turn has done its slice.
+/// Runs of the overlay, or leaves of the directory, that are looked at without asking whether the turn has done its
+/// slice.
 const LOOKED_AT_ONCE: usize = 32;
 
 /// Leaves that are asked for in one slice.
 const READS_A_SLICE: usize = 128;
 
+/// Leaves of too few copies that are written anew with one fold.
+const NARROW_LEAVES_MAX: usize = 128;
+
 type OldLeaf = (LeafNo, Option<Arc<Leaf>>);
 
+/// What a fold has written, in bytes of leaves, and the runs that it has taken out of the overlay.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gain {
+    pub(super) bytes: u64,
+    pub(super) runs: u64,
+}
+
+/// The folds of a volume: the one under way, and what those before it have left.
+#[derive(Debug, Default)]
+pub(super) struct Folds {
+    fold: Option<Box<Fold>>,
+    /// Where the next one begins: leaves have their turns in rounds.
+    cursor: u64,
+    began_at: Instant,
+    done_at: Instant,
+    last: Gain,
+    /// Leaves that were folded since the last capture, and the LSN that the log had come to when the last of them were.
+    leaves: Vec<LeafNo>,
+    captured: Lsn,
+    /// Bytes of leaves that were written since the last capture.
+    bytes_in_row: u64,
+}
+
+/// What becomes of a fold that has gone on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Went {
+    /// There is more to do at once: with the next slice.
+    Slice,
+    /// Something is awaited.
+    Waits,
+    Done,
+}
+
 #[derive(Debug)]
-pub(super) struct Fold {
+struct Fold {
     step: Step,
     going: Going,
     /// Written anew although nothing of them changes.
@@ -61,14 +94,31 @@ pub(super) struct Fold {
     dropped: Vec<OldLeaf>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Step {
-    /// Absent while it is at it.
-    Choosing(Option<Choosing>),
+    Choosing(Choosing),
+    Narrow(Narrow),
     Reading(Reading),
     Merging(Merging),
+    #[default]
     Writing,
     Installing(Installing),
+}
+
+/// What follows a step.
+enum Next {
+    AtOnce(Step),
+    Slice(Step),
+    Waits(Step),
+    Done(Gain),
+}
+
+/// The look for leaves that lie in segments of too few copies, or too damaged ones.
+#[derive(Debug)]
+struct Narrow {
+    choice: Choice,
+    segments: BTreeSet<SegmentNo>,
+    from: LeafNo,
 }
 
 #[derive(Debug, Default)]
@@ -130,116 +180,151 @@ impl Payload {
     }
 }
 
-impl Controller {
-    /// When the next slice is due.
-    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        let cleaning = self.care.cleaner.slice_deadline();
-        self.checkpointer.slice_at.into_iter().chain(cleaning).min()
+impl Folds {
+    pub(super) fn is_under_way(&self) -> bool {
+        self.fold.is_some()
     }
 
-    pub(super) fn slice_soon(&mut self) {
-        self.checkpointer.slice_at = Some(self.next_slice_at());
+    pub(super) fn began_at(&self) -> Instant {
+        self.began_at
     }
 
-    /// When work that is cut here goes on.
-    pub(crate) fn next_slice_at(&self) -> Instant {
-        self.basis.now + PAUSE
+    pub(super) fn done_at(&self) -> Instant {
+        self.done_at
     }
 
-    /// Whether this turn has done its slice.
-    pub(super) fn has_sliced(&self) -> bool {
-        self.left_of_slice() == 0
+    pub(super) fn last(&self) -> Gain {
+        self.last
     }
 
-    /// Runs that this turn may go through.
-    pub(crate) fn left_of_slice(&self) -> usize {
-        self.basis.config.slice_runs_max.saturating_sub(self.turn.sliced)
+    pub(super) fn bytes_in_row(&self) -> u64 {
+        self.bytes_in_row
     }
 
-    /// The next slices, if they are due.
-    pub(crate) fn drive_slices(&mut self, out: Out) {
-        if !matches!(self.state, State::Open | State::Closing) {
-            return;
-        }
-        self.drive_checkpoint_slice(out);
-        if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
-            self.find_live(out);
-        }
+    /// The LSN that the log had come to when leaves were folded last.
+    pub(super) fn captured(&self) -> Lsn {
+        self.captured
     }
 
-    fn drive_checkpoint_slice(&mut self, out: Out) {
-        if self.checkpointer.slice_at.is_none_or(|at| at > self.basis.now) {
-            return;
-        }
-        self.checkpointer.slice_at = None;
-        let fold = match &self.checkpointer.stage {
-            Stage::Folding(fold) => fold,
-            Stage::Condemning(_) => return self.condemn_or_capture(out),
-            Stage::Writing(_) => return self.capture_some(out),
-            Stage::Idle | Stage::Recording => return,
-        };
-        match &fold.step {
-            Step::Choosing(_) => self.choose_some(out),
-            Step::Reading(_) => self.read_some(out),
-            Step::Merging(_) => self.merge_some(out),
-            Step::Writing => {}
-            Step::Installing(_) => self.install_some(out),
-        }
+    /// Another row of folds may begin.
+    pub(super) fn end_row(&mut self) {
+        self.bytes_in_row = 0;
     }
 
-    pub(super) fn begin_fold(&mut self, out: Out) {
-        self.wants.fold = false;
-        self.checkpointer.folded_last = self.basis.now;
-        let from = LeafNo::of(Key(self.checkpointer.fold_cursor));
-        let bytes_max = u64::from(self.basis.config.segment_payload_bytes);
-        let in_log = self.log.undestaged_count();
-        let choosing = self.map.begin_choosing(self.checkpointer.fold_cursor, in_log, bytes_max);
+    /// Leaves that were folded since the last call.
+    pub(super) fn take_leaves(&mut self) -> BTreeSet<LeafNo> {
+        std::mem::take(&mut self.leaves).into_iter().collect()
+    }
+
+    /// What is due for by age waits as long as after a fold.
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.began_at = now;
+    }
+
+    pub(super) fn begin(&mut self, around: &mut Around<'_>) -> Went {
+        assert!(self.fold.is_none(), "folds follow each other");
+        around.wants.fold = false;
+        self.began_at = around.basis.now;
+        let bytes_max = u64::from(around.basis.config.segment_payload_bytes);
+        let choosing = around.map.begin_choosing(self.cursor, around.log.undestaged_count(), bytes_max);
         // Data still in the log counts as unfolded when it is destaged: its commit says so.
-        self.map.unfolded = false;
-        self.map.shadow.on_choosing();
-        let (step, captured) = (Step::Choosing(Some(choosing)), self.log.completed);
-        let (merged, dropped) = (Vec::new(), Vec::new());
-        let (going, narrow, between) = (Going::default(), BTreeSet::new(), BTreeSet::new());
-        let fold = Fold { step, going, narrow, between, from, captured, merged, dropped };
-        self.checkpointer.stage = Stage::Folding(Box::new(fold));
-        self.choose_some(out);
+        around.map.unfolded = false;
+        around.map.shadow.on_choosing();
+        self.fold = Some(Box::new(Fold {
+            step: Step::Choosing(choosing),
+            going: Going::default(),
+            narrow: BTreeSet::new(),
+            between: BTreeSet::new(),
+            from: LeafNo::of(Key(self.cursor)),
+            captured: around.log.completed,
+            merged: Vec::new(),
+            dropped: Vec::new(),
+        }));
+        self.go_on(around)
+    }
+
+    /// As far as this turn's slice allows.
+    pub(super) fn go_on(&mut self, around: &mut Around<'_>) -> Went {
+        let Some(mut fold) = self.fold.take() else { return Went::Waits };
+        loop {
+            let next = match std::mem::take(&mut fold.step) {
+                Step::Choosing(choosing) => self.choose(choosing, around),
+                Step::Narrow(narrow) => self.look_for_narrow(&mut fold, narrow, around),
+                Step::Reading(reading) => self.read(&mut fold, reading, around),
+                Step::Merging(merging) => self.merge(&mut fold, merging, around),
+                Step::Writing => Next::Waits(Step::Writing),
+                Step::Installing(installing) => self.install(installing, around),
+            };
+            let (step, went) = match next {
+                Next::AtOnce(step) => (step, None),
+                Next::Slice(step) => (step, Some(Went::Slice)),
+                Next::Waits(step) => (step, Some(Went::Waits)),
+                Next::Done(gain) => {
+                    self.captured = fold.captured;
+                    self.finish(gain, around);
+                    return Went::Done;
+                }
+            };
+            fold.step = step;
+            if let Some(went) = went {
+                self.fold = Some(fold);
+                return went;
+            }
+        }
     }
 
     // ---- choosing ----
 
-    fn choose_some(&mut self, out: Out) {
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        let Step::Choosing(choosing) = &mut fold.step else { return };
-        let Some(mut choosing) = choosing.take() else { return };
+    fn choose(&mut self, mut choosing: Choosing, around: &mut Around<'_>) -> Next {
         let mut goes_on = true;
-        while goes_on && !self.has_sliced() {
-            goes_on = self.map.choose_some(&mut choosing, LOOKED_AT_ONCE);
-            self.turn.slice("fold: runs are looked at", LOOKED_AT_ONCE);
+        while goes_on && !around.has_sliced() {
+            goes_on = around.map.choose_some(&mut choosing, LOOKED_AT_ONCE);
+            around.turn.slice("fold: runs are looked at", LOOKED_AT_ONCE);
         }
         if goes_on {
-            let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-            fold.step = Step::Choosing(Some(choosing));
-            return self.slice_soon();
+            return Next::Slice(Step::Choosing(choosing));
         }
-        self.begin_reading(choosing.done(), out);
+        let choice = choosing.done();
+        self.cursor = choice.next.unwrap_or(0);
+        around.map.unfolded |= choice.next.is_some();
+        if choice.next.is_none() {
+            around.map.shadow.on_all_folded();
+        }
+        let is_narrow = |no: &SegmentNo| {
+            let is_narrow = around.segments.get(*no).is_some_and(|s| around.topology().could_be_wider(&s.geometry));
+            is_narrow || around.care.repairer.is_stuck(*no)
+        };
+        let metas = around.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
+        let segments = metas.map(|(no, _)| no).filter(is_narrow).collect();
+        Next::AtOnce(Step::Narrow(Narrow { choice, segments, from: LeafNo::default() }))
     }
 
-    fn begin_reading(&mut self, choice: Choice, out: Out) {
-        let Choice { leaves: mut chosen, between, next } = choice;
-        self.checkpointer.fold_cursor = next.unwrap_or(0);
-        self.map.unfolded |= next.is_some();
-        let narrow = self.narrow_leaves();
-        chosen.extend(narrow.iter().chain(&between).copied());
-        if next.is_none() {
-            self.map.shadow.on_all_folded();
+    fn look_for_narrow(&mut self, fold: &mut Fold, mut narrow: Narrow, around: &mut Around<'_>) -> Next {
+        while !narrow.segments.is_empty() && fold.narrow.len() < NARROW_LEAVES_MAX {
+            if around.has_sliced() {
+                return Next::Slice(Step::Narrow(narrow));
+            }
+            let mut leaves = around.map.directory.iter_from(narrow.from);
+            let lies_there = |(_, pointer): &(LeafNo, LeafPointer)| narrow.segments.contains(&pointer.segment);
+            fold.narrow.extend(leaves.by_ref().take(LOOKED_AT_ONCE).filter(lies_there).map(|(no, _)| no));
+            let next = leaves.next().map(|(no, _)| no);
+            around.turn.slice("fold: leaves of too few copies are looked for", LOOKED_AT_ONCE);
+            let Some(next) = next else { break };
+            narrow.from = next;
         }
-        let written: Vec<ObjectId> = self.direct.layers().collect();
-        let going = self.map.choose_leaves_that_go(&written);
+        self.begin_reading(fold, narrow.choice, around)
+    }
+
+    fn begin_reading(&mut self, fold: &mut Fold, choice: Choice, around: &mut Around<'_>) -> Next {
+        let Choice { leaves: mut chosen, between, .. } = choice;
+        chosen.extend(fold.narrow.iter().chain(&between).copied());
+        let written: Vec<ObjectId> = around.direct.layers().collect();
+        let going = around.map.choose_leaves_that_go(&written);
         let mut reading = Reading::default();
         let mut missing = Vec::new();
         for no in chosen.into_iter().chain(going.leaves()).collect::<BTreeSet<LeafNo>>() {
-            let pointer = self.map.directory.get(no);
-            let leaf = pointer.and_then(|_| self.map.leaves.get(no));
+            let pointer = around.map.directory.get(no);
+            let leaf = pointer.and_then(|_| around.map.leaves.get(no));
             if let (Some(pointer), None) = (pointer, &leaf) {
                 missing.push((pointer.segment, pointer.offset_bytes, no));
             }
@@ -248,55 +333,48 @@ impl Controller {
         missing.sort_unstable();
         reading.pending = missing.iter().map(|(_, _, no)| *no).collect();
         reading.unasked = missing.into_iter().map(|(_, _, no)| no).collect::<Vec<_>>().into_iter();
-        self.turn.slice("fold: leaves are chosen", reading.leaves.len());
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { panic!("leaves were chosen for a fold") };
-        (fold.step, fold.going, fold.narrow, fold.between) = (Step::Reading(reading), going, narrow, between);
-        self.read_some(out);
+        around.turn.slice("fold: leaves are chosen", reading.leaves.len());
+        (fold.going, fold.between) = (going, between);
+        Next::AtOnce(Step::Reading(reading))
     }
 
     // ---- reading ----
 
-    fn read_some(&mut self, out: Out) {
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        let Step::Reading(reading) = &mut fold.step else { return };
+    fn read(&mut self, fold: &mut Fold, mut reading: Reading, around: &mut Around<'_>) -> Next {
         if reading.pending.is_empty() {
-            return self.begin_merging(out);
+            return self.begin_merging(fold, reading, around);
         }
         let some: Vec<LeafNo> = reading.unasked.by_ref().take(READS_A_SLICE).collect();
-        if reading.unasked.len() > 0 {
-            self.slice_soon();
+        if !some.is_empty() {
+            around.wishes.push(Wish::Load(some));
         }
-        self.load_leaves(&some, LeafWaiter::Fold, out);
+        match reading.unasked.len() {
+            0 => Next::Waits(Step::Reading(reading)),
+            _ => Next::Slice(Step::Reading(reading)),
+        }
     }
 
-    pub(crate) fn on_fold_leaf(&mut self, no: LeafNo, leaf: Option<Arc<Leaf>>, out: Out) {
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        let Step::Reading(reading) = &mut fold.step else { return };
+    /// A leaf that was wished for is there, or can't be read.
+    pub(super) fn on_leaf(&mut self, around: &mut Around<'_>, no: LeafNo, leaf: Result<Arc<Leaf>, FetchError>) -> Went {
+        let Some(Fold { step: Step::Reading(reading), .. }) = self.fold.as_deref_mut() else { return Went::Waits };
         if !reading.pending.remove(&no) {
-            return;
+            return Went::Waits;
         }
-        if leaf.is_some() {
-            reading.leaves.insert(no, leaf);
+        if let Ok(leaf) = leaf {
+            reading.leaves.insert(no, Some(leaf));
         } else {
             // One that can't be read is left as it is; what is over it stays in the overlay, for another fold.
             reading.leaves.remove(&no);
-            self.map.unfolded = true;
+            around.map.unfolded = true;
         }
-        if reading.pending.is_empty() {
-            self.begin_merging(out);
-        }
+        if reading.pending.is_empty() { self.go_on(around) } else { Went::Waits }
     }
 
     // ---- merging ----
 
-    fn begin_merging(&mut self, out: Out) {
-        let is_even = self.counters.folds.is_multiple_of(2);
-        let bytes_max = self.basis.config.segment_payload_bytes as usize;
-        let completed = self.log.completed;
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        let Step::Reading(reading) = &mut fold.step else { return };
-        let mut leaves = std::mem::take(&mut reading.leaves);
-        fold.captured = completed;
+    fn begin_merging(&mut self, fold: &mut Fold, reading: Reading, around: &mut Around<'_>) -> Next {
+        let mut leaves = reading.leaves;
+        fold.captured = around.log.completed;
         let below = fold.going.under.values().filter_map(|gone| Some((*gone, leaves.remove(gone)?))).collect();
         fold.dropped = fold.going.dropped.iter().filter_map(|no| Some((*no, leaves.remove(no)?))).collect();
         // The segment may be full before all had their turn: now these come first, now those.
@@ -304,37 +382,39 @@ impl Controller {
         let (mut ordered, mut others): (Vec<_>, Vec<_>) = leaves.into_iter().partition(|(no, _)| goes_first(no));
         let behind = others.partition_point(|(no, _)| *no < fold.from);
         others.rotate_left(behind);
-        if is_even {
+        if around.counters.folds.is_multiple_of(2) {
             ordered.extend(others);
         } else {
             ordered.splice(0..0, others);
         }
-        fold.step = Step::Merging(Merging { left: ordered.into_iter(), below, payload: Payload::new(bytes_max) });
-        self.merge_some(out);
+        let payload = Payload::new(around.basis.config.segment_payload_bytes as usize);
+        Next::AtOnce(Step::Merging(Merging { left: ordered.into_iter(), below, payload }))
     }
 
-    fn merge_some(&mut self, out: Out) {
-        let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
-        let Step::Merging(merging) = &mut fold.step else { return };
-        let Merging { mut left, mut below, mut payload } = std::mem::replace(merging, Merging::nothing());
+    fn merge(&mut self, fold: &mut Fold, mut merging: Merging, around: &mut Around<'_>) -> Next {
         let mut is_full = false;
-        while !self.has_sliced()
+        while !around.has_sliced()
             && !is_full
-            && let Some((no, old)) = left.next()
+            && let Some((no, old)) = merging.left.next()
         {
             let mut runs = 0;
-            let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, below.remove(gone)?)));
-            match self.merge_leaf(&fold, (no, old), under, &mut payload, &mut runs) {
+            let under = fold.going.under.get(&no).and_then(|gone| Some((*gone, merging.below.remove(gone)?)));
+            match self.merge_leaf(fold, (no, old), under, &mut merging.payload, &mut runs, around) {
                 Merged::Nothing => {}
                 Merged::Leaf(leaf) => fold.merged.push(leaf),
                 Merged::Full => is_full = true,
             }
-            self.turn.slice("fold: leaves are merged", runs);
+            around.turn.slice("fold: leaves are merged", runs);
         }
-        let is_done = is_full || left.len() == 0;
-        fold.step = Step::Merging(Merging { left, below, payload });
-        self.checkpointer.stage = Stage::Folding(fold);
-        if is_done { self.write_leaves(out) } else { self.slice_soon() }
+        if !is_full && merging.left.len() > 0 {
+            return Next::Slice(Step::Merging(merging));
+        }
+        around.counters.folds += 1;
+        if merging.payload.used == 0 {
+            return Next::AtOnce(Step::Installing(fold.begin_installing(None)));
+        }
+        around.wishes.push(Wish::Write(merging.payload.into_work()));
+        Next::Waits(Step::Writing)
     }
 
     /// One leaf with what the overlay says over it, as of now.
@@ -345,23 +425,24 @@ impl Controller {
         under: Option<OldLeaf>,
         payload: &mut Payload,
         runs: &mut usize,
+        around: &mut Around<'_>,
     ) -> Merged {
-        let changes = self.map.foldable(no);
+        let changes = around.map.foldable(no);
         *runs += RUNS_A_LEAF + changes.len();
         let is_wanted = fold.narrow.contains(&no) || fold.between.contains(&no);
         if changes.is_empty() && under.is_none() && !is_wanted {
             return Merged::Nothing;
         }
-        let forgets_below = self.basis.config.mutations.merge_forgets_below();
-        let new = self.map.new_leaf(no, old.as_deref(), under.as_ref(), &changes, forgets_below);
+        let forgets_below = around.basis.config.mutations.merge_forgets_below();
+        let new = around.map.new_leaf(no, old.as_deref(), under.as_ref(), &changes, forgets_below);
         *runs += new.runs.len() + old.as_ref().map_or(0, |old| old.runs.len());
         let encoded = new.encode();
-        if payload.used + encoded.len() > self.basis.config.segment_payload_bytes as usize {
-            self.map.unfolded = true;
+        if payload.used + encoded.len() > around.basis.config.segment_payload_bytes as usize {
+            around.map.unfolded = true;
             // The round goes on here: so leaves are written anew in the order in which they were written, and
             // segments with leaves of one age die together.
             if !fold.goes_first(no) {
-                self.checkpointer.fold_cursor = no.first_key();
+                self.cursor = no.first_key();
             }
             return Merged::Full;
         }
@@ -369,86 +450,71 @@ impl Controller {
             let (len_bytes, crc) = (encoded.len() as u32, crc32c(&encoded));
             NewLeaf { leaf: Arc::new(new), offset_bytes: payload.push(&encoded), len_bytes, crc }
         });
-        Merged::Leaf(MergedLeaf { no, old, under, new, captured: self.log.completed })
-    }
-
-    fn write_leaves(&mut self, out: Out) {
-        self.counters.folds += 1;
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { return };
-        let Step::Merging(Merging { payload, .. }) = std::mem::replace(&mut fold.step, Step::Writing) else { return };
-        if payload.used == 0 {
-            return self.begin_installing(None, out);
-        }
-        self.write_segment(payload.into_work(), out);
+        Merged::Leaf(MergedLeaf { no, old, under, new, captured: around.log.completed })
     }
 
     // ---- installing ----
 
-    pub(crate) fn on_leaves_durable(&mut self, segment: SegmentNo, out: Out) {
-        self.begin_installing(Some(segment), out);
-    }
-
-    fn begin_installing(&mut self, segment: Option<SegmentNo>, out: Out) {
-        let Stage::Folding(fold) = &mut self.checkpointer.stage else { panic!("leaves became durable outside a fold") };
-        let (merged, dropped) = (std::mem::take(&mut fold.merged), std::mem::take(&mut fold.dropped));
-        let bytes = merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
-        let (left, dropped) = (merged.into_iter(), dropped.into_iter());
-        fold.step = Step::Installing(Installing { segment, left, dropped, bytes, runs: 0 });
-        self.install_some(out);
+    /// The leaves are durable in that segment.
+    pub(super) fn on_written(&mut self, around: &mut Around<'_>, segment: SegmentNo) -> Went {
+        let fold = self.fold.as_deref_mut().expect("leaves become durable in a fold only");
+        fold.step = Step::Installing(fold.begin_installing(Some(segment)));
+        self.go_on(around)
     }
 
     /// Directory, accounts and overlay move together, leaf by leaf.
-    fn install_some(&mut self, out: Out) {
-        let Stage::Folding(mut fold) = std::mem::take(&mut self.checkpointer.stage) else { return };
-        let Step::Installing(installing) = &mut fold.step else { return };
-        let mut folded = std::mem::take(&mut self.checkpointer.folded_leaves);
-        let runs_max = self.left_of_slice();
-        let runs_before = self.map.run_count() as i64;
-        let (map, mut accounts) = self.map_and_accounts();
+    fn install(&mut self, mut installing: Installing, around: &mut Around<'_>) -> Next {
+        let runs_max = around.left_of_slice();
+        let runs_before = around.map.run_count() as i64;
+        let (map, mut accounts) = around.map_and_accounts();
         let mut runs = 0;
         while runs < runs_max {
             if let Some(merged) = installing.left.next() {
                 runs += RUNS_A_LEAF + merged.run_count();
                 map.install_leaf(&merged, installing.segment, &mut accounts);
-                folded.push(merged.no);
+                self.leaves.push(merged.no);
                 if let Some((gone, leaf)) = &merged.under {
                     map.forget_leaf(*gone, leaf.as_deref(), &mut accounts);
-                    folded.push(*gone);
+                    self.leaves.push(*gone);
                 }
             } else if let Some((no, leaf)) = installing.dropped.next() {
                 runs += RUNS_A_LEAF + leaf.as_ref().map_or(0, |leaf| leaf.runs.len());
                 map.forget_leaf(no, leaf.as_deref(), &mut accounts);
-                folded.push(no);
+                self.leaves.push(no);
             } else {
                 break;
             }
         }
         // A long run may be cut in two by what is taken out of it.
         installing.runs += runs_before - map.run_count() as i64;
-        self.checkpointer.folded_leaves = folded;
-        self.turn.slice("fold: leaves are installed", runs);
-        if self.has_sliced() {
-            self.checkpointer.stage = Stage::Folding(fold);
-            return self.slice_soon();
+        around.turn.slice("fold: leaves are installed", runs);
+        if around.has_sliced() {
+            return Next::Slice(Step::Installing(installing));
         }
-        let (bytes, runs) = (installing.bytes, u64::try_from(installing.runs).unwrap_or(0));
-        self.checkpointer.folded_at = fold.captured;
-        self.finish_fold(bytes, runs, out);
+        Next::Done(Gain { bytes: installing.bytes, runs: u64::try_from(installing.runs).unwrap_or(0) })
     }
 
     /// All is installed.
-    fn finish_fold(&mut self, bytes: u64, runs: u64, out: Out) {
-        self.care.cleaner.on_folded();
-        let written: Vec<ObjectId> = self.direct.layers().collect();
-        let (map, mut accounts) = self.map_and_accounts();
+    fn finish(&mut self, gain: Gain, around: &mut Around<'_>) {
+        around.care.cleaner.on_folded();
+        let written: Vec<ObjectId> = around.direct.layers().collect();
+        let (map, mut accounts) = around.map_and_accounts();
         map.finish_layers(&written, &mut accounts);
         map.find_overlaid();
-        self.checkpointer.bytes_in_row += bytes;
-        (self.checkpointer.last_fold, self.checkpointer.fold_done_at) = ((bytes, runs), self.basis.now);
-        if self.folds_on(bytes, runs) {
-            return self.begin_fold(out);
+        self.bytes_in_row += gain.bytes;
+        (self.last, self.done_at) = (gain, around.basis.now);
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(super) fn verify(&self) {
+        let Some(fold) = &self.fold else { return };
+        if let Step::Reading(reading) = &fold.step {
+            assert!(!reading.pending.is_empty(), "a fold reads what is missing, and then merges");
+            let has_place = |no: &LeafNo| reading.leaves.get(no).is_some_and(Option::is_none);
+            assert!(reading.pending.iter().all(has_place), "what is awaited has its place, and is not there");
+            let unasked = reading.unasked.as_slice();
+            assert!(unasked.iter().all(|no| reading.pending.contains(no)), "what is not asked for yet is awaited");
         }
-        self.begin_capture(out);
     }
 }
 
@@ -460,14 +526,14 @@ enum Merged {
     Full,
 }
 
-impl Merging {
-    fn nothing() -> Merging {
-        Merging { left: Vec::new().into_iter(), below: BTreeMap::new(), payload: Payload::new(0) }
-    }
-}
-
 impl Fold {
     fn goes_first(&self, no: LeafNo) -> bool {
         self.going.under.contains_key(&no) || self.narrow.contains(&no)
+    }
+
+    fn begin_installing(&mut self, segment: Option<SegmentNo>) -> Installing {
+        let (merged, dropped) = (std::mem::take(&mut self.merged), std::mem::take(&mut self.dropped));
+        let bytes = merged.iter().filter_map(|m| m.new.as_ref()).map(|new| u64::from(new.len_bytes)).sum();
+        Installing { segment, left: merged.into_iter(), dropped: dropped.into_iter(), bytes, runs: 0 }
     }
 }

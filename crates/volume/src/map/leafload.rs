@@ -1,12 +1,19 @@
-//! Loading the leaves that are not in memory, and runs of a checkpoint.
+//! Loading the leaves that are not in memory.
+//!
+//! Role: [`LeafLoader`] knows which leaves are being read, for whom, and which lie side by side and are read at once. The
+//! controller has the bytes fetched, and tells those who wait, leaf by leaf ([`Map::take_in`]).
+//!
+//! Faults: where a block of several leaves is lost each leaf is read by itself. A leaf that was written anew meanwhile is
+//! gone: who waits looks it up again.
 
 use super::leaf::{Leaf, LeafNo, LeafPointer};
-use super::loading::RunLoad;
-use crate::controller::{Controller, Out};
+use super::{Accounts, Map};
+use crate::segment::Segments;
 use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
-use holdfast_format::record::{MetaPointer, SegmentNo};
-use std::collections::BTreeMap;
+use holdfast_format::geometry::Geometry;
+use holdfast_format::record::SegmentNo;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Leaves that an operation holds on to, so that a small cache can't starve it. Each is valid while the directory names
@@ -31,6 +38,7 @@ impl Pins {
     }
 }
 
+/// Whose need a leaf is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeafWaiter {
     Read(Token),
@@ -41,6 +49,7 @@ pub(crate) enum LeafWaiter {
     Audit,
 }
 
+/// A leaf that is being read.
 #[derive(Debug)]
 pub(crate) struct LeafLoad {
     pointer: LeafPointer,
@@ -49,7 +58,7 @@ pub(crate) struct LeafLoad {
 
 /// One read of leaves that lie side by side in a segment.
 #[derive(Debug)]
-pub(crate) struct Span {
+struct Span {
     leaves: Vec<LeafNo>,
     segment: SegmentNo,
     /// Bytes of the segment's payload that it covers.
@@ -64,173 +73,162 @@ pub(crate) struct Span {
 const GAP_BYTES_MAX: u32 = 16 << 10;
 const SPAN_BYTES_MAX: u32 = 256 << 10;
 
-impl Controller {
-    /// Loads a leaf for `waiter`, who is told when it is there.
-    pub(crate) fn load_leaf(&mut self, no: LeafNo, waiter: LeafWaiter, out: Out) {
-        self.load_leaves(&[no], waiter, out);
+/// What a part that was fetched brings: leaves that were read or lost, each to be taken in and told of, and what is to be
+/// fetched for others.
+#[derive(Debug, Default)]
+pub(crate) struct Brought {
+    pub(crate) leaves: Vec<(LeafNo, Result<Leaf, FetchError>)>,
+    pub(crate) wanted: Vec<Wanted>,
+}
+
+/// The leaves that are being read.
+#[derive(Debug, Default)]
+pub(crate) struct LeafLoader {
+    loads: BTreeMap<LeafNo, LeafLoad>,
+    spans: BTreeMap<u64, Span>,
+}
+
+impl LeafLoader {
+    pub(crate) fn is_loading(&self, no: LeafNo) -> bool {
+        self.loads.contains_key(&no)
     }
 
-    /// Loads leaves for `waiter`, who is told of each when it is there. What lies side by side is read at once.
-    pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
+    /// Loads leaves of the directory for `waiter`, who is told of each when it is there: what is to be fetched for that.
+    /// What lies side by side is read at once.
+    pub(crate) fn load(
+        &mut self,
+        (map, segments): (&Map, &Segments),
+        leaves: &[LeafNo],
+        waiter: LeafWaiter,
+    ) -> Vec<Wanted> {
         let mut fresh: Vec<(LeafPointer, LeafNo)> = Vec::with_capacity(leaves.len());
         for &no in leaves {
-            if let Some(load) = self.leaf_loads.get_mut(&no) {
+            if let Some(load) = self.loads.get_mut(&no) {
                 if !load.waiters.contains(&waiter) {
                     load.waiters.push(waiter);
                 }
                 continue;
             }
-            let pointer = self.map.directory.get(no).expect("only leaves in the directory are loaded");
-            self.leaf_loads.insert(no, LeafLoad { pointer, waiters: vec![waiter] });
+            let pointer = map.directory.get(no).expect("only leaves in the directory are loaded");
+            self.loads.insert(no, LeafLoad { pointer, waiters: vec![waiter] });
             fresh.push((pointer, no));
         }
         fresh.sort_unstable_by_key(|(pointer, _)| (pointer.segment, pointer.offset_bytes));
         let mut spans: Vec<Span> = Vec::new();
         for (pointer, no) in fresh {
-            let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
             match spans.last_mut() {
-                Some(span)
-                    if span.segment == pointer.segment
-                        && from.saturating_sub(span.end) <= GAP_BYTES_MAX
-                        && end.saturating_sub(span.from) <= SPAN_BYTES_MAX =>
-                {
-                    span.leaves.push(no);
-                    span.end = span.end.max(end);
-                }
+                Some(span) if span.reaches(&pointer) => span.add(no, &pointer),
                 _ => spans.push(Span::new(no, pointer)),
             }
         }
-        for span in spans {
-            self.start_span(span, out);
-        }
+        spans.into_iter().flat_map(|span| self.start(span, segments)).collect()
     }
 
-    fn start_span(&mut self, mut span: Span, out: Out) {
+    fn start(&mut self, mut span: Span, segments: &Segments) -> Vec<Wanted> {
         let segment = span.segment;
-        let Some(info) = self.segments.get(segment) else {
-            panic!("leaf {:?} lies in an unknown segment", span.leaves[0])
-        };
+        let Some(info) = segments.get(segment) else { panic!("leaf {:?} lies in an unknown segment", span.leaves[0]) };
         let runs = block_runs(&info.geometry, span.from, span.end - span.from);
         (span.parts, span.pending) = (vec![None; runs.len()], runs.len() as u32);
-        let name = self.leaf_spans.keys().next_back().map_or(0, |last| last + 1);
-        self.leaf_spans.insert(name, span);
-        for (part, run) in runs.into_iter().enumerate() {
-            let (by, (block, blocks)) = (Recipient::Leaves { span: name, part: part as u32 }, run);
-            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: None }, out);
-        }
+        let name = self.spans.keys().next_back().map_or(0, |last| last + 1);
+        self.spans.insert(name, span);
+        let wanted = |(part, (block, blocks)): (usize, (u32, u32))| {
+            let by = Recipient::Leaves { span: name, part: part as u32 };
+            Wanted { by, segment, shape: None, block, blocks, crcs: None }
+        };
+        runs.into_iter().enumerate().map(wanted).collect()
     }
 
-    pub(crate) fn on_leaves_part(&mut self, name: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(span) = self.leaf_spans.get_mut(&name) else { return };
+    pub(crate) fn on_part(
+        &mut self,
+        (map, segments): (&Map, &Segments),
+        (name, part): (u64, u32),
+        result: Result<Buf, FetchError>,
+    ) -> Brought {
+        let Some(span) = self.spans.get_mut(&name) else { return Brought::default() };
         span.pending -= 1;
         match result {
             Ok(bytes) => span.parts[part as usize] = Some(bytes),
             Err(error) => span.failed = Some(error),
         }
         if span.pending > 0 {
-            return;
+            return Brought::default();
         }
-        let span = self.leaf_spans.remove(&name).expect("just seen");
+        let span = self.spans.remove(&name).expect("just seen");
         if span.failed == Some(FetchError::Lost) && span.leaves.len() > 1 {
-            return self.load_apart(&span, out);
+            return self.load_apart(map, segments, &span);
         }
         let parts: Vec<Buf> = span.parts.iter().flatten().cloned().collect();
         let bytes = buf::concat(&parts);
         let from = span.from - span.from % BLOCK_BYTES as u32;
-        for no in span.leaves {
-            let Some(load) = self.leaf_loads.remove(&no) else { continue };
+        let read = |no: LeafNo| {
+            let pointer = self.loads.get(&no)?.pointer;
             let leaf = match span.failed {
                 Some(error) => Err(error),
-                None => decode_leaf(&load.pointer, &bytes[(load.pointer.offset_bytes - from) as usize..]),
+                None => decode_leaf(&pointer, &bytes[(pointer.offset_bytes - from) as usize..]),
             };
-            self.on_leaf(no, load, leaf, out);
-        }
+            Some((no, leaf))
+        };
+        Brought { leaves: span.leaves.iter().copied().filter_map(read).collect(), wanted: Vec::new() }
     }
 
     /// A block of a span is lost: only the leaves that lie in it are, too.
-    fn load_apart(&mut self, span: &Span, out: Out) {
+    fn load_apart(&mut self, map: &Map, segments: &Segments, span: &Span) -> Brought {
+        let mut brought = Brought::default();
         for no in &span.leaves {
-            let Some(pointer) = self.leaf_loads.get(no).map(|load| load.pointer) else { continue };
-            if self.map.directory.get(*no) == Some(pointer) {
-                self.start_span(Span::new(*no, pointer), out);
-            } else if let Some(load) = self.leaf_loads.remove(no) {
-                self.on_leaf(*no, load, Err(FetchError::Gone), out);
+            let Some(pointer) = self.loads.get(no).map(|load| load.pointer) else { continue };
+            if map.directory.get(*no) == Some(pointer) {
+                brought.wanted.extend(self.start(Span::new(*no, pointer), segments));
+            } else {
+                brought.leaves.push((*no, Err(FetchError::Gone)));
             }
         }
+        brought
     }
 
-    fn on_leaf(&mut self, no: LeafNo, load: LeafLoad, leaf: Result<Leaf, FetchError>, out: Out) {
-        let current = self.map.directory.get(no) == Some(load.pointer);
-        let (leaf, error) = match leaf {
-            _ if !current => (None, Some(FetchError::Gone)),
-            Ok(leaf) => (Some(Arc::new(leaf)), None),
-            Err(error) => (None, Some(error)),
-        };
-        if let Some(leaf) = &leaf {
-            match load.waiters[..] {
-                [LeafWaiter::Audit] => {}
-                [LeafWaiter::Fold] => self.map.leaves.insert_beside(no, Arc::clone(leaf)),
-                _ => self.map.leaves.insert(no, Arc::clone(leaf)),
-            }
-            let (map, mut accounts) = self.map_and_accounts();
-            map.look_at_shadowed(no, leaf, &mut accounts);
-        }
-        for waiter in load.waiters {
-            let leaf = leaf.clone();
-            match waiter {
-                LeafWaiter::Read(op) => self.on_read_leaf(op, no, leaf, error, out),
-                LeafWaiter::ReadAhead => {}
-                LeafWaiter::Cleaner => self.on_cleaner_leaf(no, leaf, error, out),
-                LeafWaiter::Fold => self.on_fold_leaf(no, leaf, out),
-                LeafWaiter::Audit => self.on_audit_leaf(no, leaf, error),
+    /// A leaf was brought: nobody waits for it any more.
+    pub(crate) fn end(&mut self, no: LeafNo) -> Option<LeafLoad> {
+        self.loads.remove(&no)
+    }
+
+    /// Asserts what must hold between events (tests and the simulator).
+    pub(crate) fn verify(&self) {
+        let mut read = BTreeSet::new();
+        for (name, span) in &self.spans {
+            let missing = span.parts.iter().filter(|part| part.is_none()).count();
+            assert!(span.pending > 0 && span.pending as usize <= missing, "span {name} waits for what is not there");
+            for no in &span.leaves {
+                assert!(read.insert(*no), "leaf {no:?} is read twice at a time");
+                assert!(self.loads.contains_key(no), "leaf {no:?} is read for nobody");
             }
         }
+        assert!(self.loads.keys().all(|no| read.contains(no)), "each leaf that is waited for is being read");
+        assert!(self.loads.values().all(|load| !load.waiters.is_empty()), "somebody waits for each leaf");
     }
 }
 
-impl Controller {
-    /// Of these runs the map has the first `loaded` ones. [`Controller::on_runs`] when all are there.
-    pub(crate) fn fetch_runs(&mut self, pointers: Vec<MetaPointer>, loaded: usize, out: Out) {
-        let mut fetches = Vec::new();
-        let mut runs = Vec::new();
-        for (at, pointer) in pointers.into_iter().enumerate() {
-            let blocks = match at < loaded {
-                true => Vec::new(),
-                false => block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes),
-            };
-            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
-            for (part, run) in blocks.into_iter().enumerate() {
-                fetches.push((at, part as u32, pointer.segment, (pointer.geometry, pointer.homes.clone()), run));
+impl Map {
+    /// A leaf was read: it is kept in memory, if it still is what the directory names. Returns it with who waits.
+    pub(crate) fn take_in(
+        &mut self,
+        no: LeafNo,
+        load: LeafLoad,
+        leaf: Result<Leaf, FetchError>,
+        accounts: &mut Accounts<'_>,
+    ) -> (Result<Arc<Leaf>, FetchError>, Vec<LeafWaiter>) {
+        let LeafLoad { pointer, waiters } = load;
+        if self.directory.get(no) != Some(pointer) {
+            return (Err(FetchError::Gone), waiters);
+        }
+        let leaf = leaf.map(Arc::new);
+        if let Ok(leaf) = &leaf {
+            match waiters[..] {
+                [LeafWaiter::Audit] => {}
+                [LeafWaiter::Fold] => self.leaves.insert_beside(no, Arc::clone(leaf)),
+                _ => self.leaves.insert(no, Arc::clone(leaf)),
             }
+            self.look_at_shadowed(no, leaf, accounts);
         }
-        self.opening.as_mut().expect("opening").runs = runs;
-        if fetches.is_empty() {
-            return self.on_runs(out);
-        }
-        for (at, part, segment, shape, (block, blocks)) in fetches {
-            let (by, shape) = (Recipient::Run { at, part }, Some(Box::new(shape)));
-            self.fetch(Wanted { by, segment, shape, block, blocks, crcs: None }, out);
-        }
-    }
-
-    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(opening) = &mut self.opening else { return };
-        // Another part could not be read, and nothing waits for this one any more.
-        let Some(run) = opening.runs.get_mut(at) else { return };
-        let Ok(bytes) = result else {
-            if self.is_warming() {
-                return self.on_preloaded(None, out);
-            }
-            return self.opening_waits(
-                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
-                out,
-            );
-        };
-        run.parts[part as usize] = Some(bytes);
-        run.pending -= 1;
-        if opening.runs.iter().all(|r| r.pending == 0) {
-            self.on_runs(out);
-        }
+        (leaf, waiters)
     }
 }
 
@@ -238,6 +236,19 @@ impl Span {
     fn new(no: LeafNo, pointer: LeafPointer) -> Span {
         let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
         Span { leaves: vec![no], segment: pointer.segment, from, end, parts: Vec::new(), failed: None, pending: 0 }
+    }
+
+    /// Whether a leaf that lies behind it is close enough to be read with it.
+    fn reaches(&self, pointer: &LeafPointer) -> bool {
+        let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
+        self.segment == pointer.segment
+            && from.saturating_sub(self.end) <= GAP_BYTES_MAX
+            && end.saturating_sub(self.from) <= SPAN_BYTES_MAX
+    }
+
+    fn add(&mut self, no: LeafNo, pointer: &LeafPointer) {
+        self.leaves.push(no);
+        self.end = self.end.max(pointer.offset_bytes + pointer.len_bytes);
     }
 }
 
@@ -249,11 +260,7 @@ fn decode_leaf(pointer: &LeafPointer, bytes: &[u8]) -> Result<Leaf, FetchError> 
 }
 
 /// The payload blocks that hold some bytes, cut into runs that each lie in one shard: (first block, blocks).
-pub(crate) fn block_runs(
-    geometry: &holdfast_format::geometry::Geometry,
-    offset_bytes: u32,
-    len_bytes: u32,
-) -> Vec<(u32, u32)> {
+pub(super) fn block_runs(geometry: &Geometry, offset_bytes: u32, len_bytes: u32) -> Vec<(u32, u32)> {
     let first = offset_bytes / BLOCK_BYTES as u32;
     let end = (offset_bytes + len_bytes).div_ceil(BLOCK_BYTES as u32);
     let mut runs = Vec::new();

@@ -4,10 +4,12 @@ use super::Map;
 use super::apply::log_place;
 use super::layers::LayerTable;
 use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
+use super::leafload::block_runs;
 use super::run::{Element, Head, PartReader, SavedPlace, SavedRun, Unreadable};
 use crate::log::window::Log;
 use crate::segment::Segments;
-use holdfast_base::{Buf, Key, Lsn, buf, crc32c};
+use crate::segment::fetch::{Recipient, Wanted};
+use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, buf, crc32c};
 use holdfast_format::record::MetaPointer;
 
 /// A run of a checkpoint that is being fetched.
@@ -15,8 +17,52 @@ use holdfast_format::record::MetaPointer;
 pub(crate) struct RunLoad {
     pub(crate) pointer: MetaPointer,
     /// Empty where the map has what it says.
-    pub(super) parts: Vec<Option<Buf>>,
-    pub(super) pending: usize,
+    parts: Vec<Option<Buf>>,
+    pending: usize,
+}
+
+/// The runs of the checkpoint that is being loaded.
+#[derive(Debug, Default)]
+pub(crate) struct RunLoads {
+    runs: Vec<RunLoad>,
+}
+
+impl RunLoads {
+    /// These runs, of which the map has the first `loaded` ones; and what is to be fetched of the others.
+    pub(crate) fn begin(pointers: Vec<MetaPointer>, loaded: usize) -> (RunLoads, Vec<Wanted>) {
+        let (mut runs, mut wanted) = (Vec::new(), Vec::new());
+        for (at, pointer) in pointers.into_iter().enumerate() {
+            let blocks = match at < loaded {
+                true => Vec::new(),
+                false => block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes),
+            };
+            runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
+            for (part, (block, blocks)) in blocks.into_iter().enumerate() {
+                let (by, segment) = (Recipient::Run { at, part: part as u32 }, pointer.segment);
+                let shape = Some(Box::new((pointer.geometry, pointer.homes.clone())));
+                wanted.push(Wanted { by, segment, shape, block, blocks, crcs: None });
+            }
+        }
+        (RunLoads { runs }, wanted)
+    }
+
+    /// A part of the run of this number is there. True when that was the last; of what nothing waits for any more
+    /// nothing comes.
+    pub(crate) fn on_part(&mut self, at: usize, part: u32, bytes: Buf) -> bool {
+        let Some(run) = self.runs.get_mut(at) else { return false };
+        run.parts[part as usize] = Some(bytes);
+        run.pending -= 1;
+        self.runs.iter().all(|run| run.pending == 0)
+    }
+
+    /// Whether anything waits for the run of this number.
+    pub(crate) fn awaits(&self, at: usize) -> bool {
+        at < self.runs.len()
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<RunLoad> {
+        std::mem::take(&mut self.runs)
+    }
 }
 
 /// One that is being taken in: what is left of it.

@@ -7,7 +7,7 @@
 //! carries the **layer** that it was written to.
 //!
 //! Role: [`Map`] says where blocks are, and changes; it settles the [`Accounts`] of what it names. When it is folded
-//! and written down decides [`checkpoint`]; who wants leaves that are not in memory waits in [`leafload`].
+//! and written down decides [`Checkpointer`]; who wants leaves that are not in memory waits in [`LeafLoader`].
 //!
 //! Invariants: (1) a block's place is the overlay's if it has one, else the leaf's, else a hole; (2) every run carries
 //! the LSN of its last change, so that a fold knows which runs its leaves already contain; (3) layers with runs in the
@@ -36,8 +36,8 @@ pub(crate) use checkpoint::Checkpointer;
 pub use layers::{CloneInfo, Snapshot};
 pub(crate) use layers::{LayerTable, keys_of, leaf_in};
 pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Overlay, Place};
-pub(crate) use leafload::{LeafLoad, LeafWaiter, Pins, Span};
-pub(crate) use loading::{RunLeft, RunLoad};
+pub(crate) use leafload::{Brought, LeafLoader, LeafWaiter, Pins};
+pub(crate) use loading::{RunLeft, RunLoad, RunLoads};
 pub(crate) use rangemap::Piece;
 pub(crate) use run::Unreadable;
 

@@ -12,6 +12,7 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
+use crate::log::window::Log;
 use crate::peers::Purpose;
 use holdfast_base::{BlockError, Instant, Lsn};
 use holdfast_format::wire::Request;
@@ -47,6 +48,19 @@ pub(crate) enum Handover {
     },
 }
 
+impl Handover {
+    /// Whether all that is to go from the log waits for a checkpoint only.
+    pub(crate) fn waits_for_checkpoint(&self, log: &Log) -> bool {
+        let Handover::Emptying { upto, .. } = *self else { return false };
+        log.first() <= upto && log.first_undestaged() > upto
+    }
+
+    /// Runs of checkpoints that the new owner is reading stay for a while.
+    pub(crate) fn keeps_chain(&self) -> bool {
+        matches!(self, Handover::Emptying { .. } | Handover::Prepared { .. })
+    }
+}
+
 impl Controller {
     /// Whether a segment that is short is written rather than waited for, beside no other: guests' requests wait behind
     /// what is written at once.
@@ -55,17 +69,11 @@ impl Controller {
         self.state == State::Open && self.log.next_to_destage() <= upto
     }
 
-    /// Whether all that is to go from the log waits for a checkpoint only.
-    pub(crate) fn empties_log_by_checkpoint(&self) -> bool {
-        let Handover::Emptying { upto, .. } = self.handover else { return false };
-        self.state == State::Open && self.log.first() <= upto && self.log.first_undestaged() > upto
-    }
-
     /// Whether the newest checkpoint waits for nothing but to be named by the root, as far as it is of use to the new
     /// owner.
     pub(crate) fn notes_checkpoint(&self) -> bool {
         let Handover::Emptying { upto, .. } = self.handover else { return false };
-        self.root().checkpoint.lsn < self.checkpointer.durable.lsn.min(upto)
+        self.root().checkpoint.lsn < self.checkpointer.durable().lsn.min(upto)
     }
 
     /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's
@@ -78,11 +86,6 @@ impl Controller {
     /// Whether somebody waits for the log to be emptied.
     pub(crate) fn is_awaited(&self) -> bool {
         matches!(self.handover, Handover::Emptying { .. })
-    }
-
-    /// Runs of checkpoints that the new owner is reading stay for a while.
-    pub(crate) fn keeps_chain(&self) -> bool {
-        matches!(self.handover, Handover::Emptying { .. } | Handover::Prepared { .. })
     }
 
     pub(crate) fn on_prepare(&mut self, out: Out) {

@@ -20,14 +20,15 @@
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
 use crate::log::window::{Done, Entry, Log};
-use crate::map::{Place, RunLoad};
+use crate::map::{Place, RunLoads};
 use crate::owner::root::Change;
 use crate::peers::{Call, Purpose};
 use crate::segment::encrypt::opened_entry;
+use crate::segment::fetch::FetchError;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
-use holdfast_format::record::{Checkpoint, Record};
+use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
@@ -107,7 +108,7 @@ pub(crate) struct Opening {
     found: BTreeMap<Lsn, Found>,
     damaged: BTreeSet<(LedgerId, Leg, Lsn)>,
     end: Lsn,
-    pub(crate) runs: Vec<RunLoad>,
+    pub(crate) runs: RunLoads,
     new: Option<LedgerRef>,
     created: u8,
     reappending: VecDeque<Lsn>,
@@ -155,7 +156,7 @@ impl Controller {
             found: BTreeMap::new(),
             damaged: BTreeSet::new(),
             end: Lsn::ZERO,
-            runs: Vec::new(),
+            runs: RunLoads::default(),
             new: None,
             created: 0,
             reappending: VecDeque::new(),
@@ -693,7 +694,35 @@ impl Controller {
         self.fetch_runs(checkpoint.runs, loaded, out);
     }
 
-    pub(crate) fn on_runs(&mut self, out: Out) {
+    /// Of these runs the map has the first `loaded` ones. [`Controller::on_runs`] when all are there.
+    pub(crate) fn fetch_runs(&mut self, pointers: Vec<MetaPointer>, loaded: usize, out: Out) {
+        let (runs, wanted) = RunLoads::begin(pointers, loaded);
+        self.opening.as_mut().expect("opening").runs = runs;
+        if wanted.is_empty() {
+            return self.on_runs(out);
+        }
+        for wanted in wanted {
+            self.fetch(wanted, out);
+        }
+    }
+
+    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Some(opening) = self.opening.as_mut().filter(|opening| opening.runs.awaits(at)) else { return };
+        let Ok(bytes) = result else {
+            if self.is_warming() {
+                return self.on_preloaded(None, out);
+            }
+            return self.opening_waits(
+                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
+                out,
+            );
+        };
+        if opening.runs.on_part(at, part, bytes) {
+            self.on_runs(out);
+        }
+    }
+
+    fn on_runs(&mut self, out: Out) {
         match self.is_warming() {
             true => self.fill_map(out),
             false => self.replay(out),
@@ -702,13 +731,13 @@ impl Controller {
 
     /// Loads the checkpoint's runs, then applies every entry after it, by the same code as in live operation.
     fn replay(&mut self, out: Out) {
-        let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
+        let runs = self.opening.as_mut().expect("opening").runs.take();
         for run in runs.iter().filter(|run| !run.is_in_map()) {
             if self.map.load_run(run, &mut self.segments, &self.log).is_err() {
                 return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
             }
         }
-        self.on_runs_loaded();
+        self.drive_checkpointer(out, |checkpointer, around| checkpointer.on_runs_loaded(around));
         for run in &runs {
             let info = SegmentInfo {
                 kind: Kind::Run,
@@ -726,7 +755,7 @@ impl Controller {
         self.segments.take_dirty();
         self.wants.checkpoint = false;
         let end = self.opening.as_ref().expect("opening").end;
-        let from = self.checkpointer.durable.lsn.max(self.log.trimmed);
+        let from = self.checkpointer.durable().lsn.max(self.log.trimmed);
         self.log.replay_after(from);
         while self.log.completed < end {
             let lsn = self.log.complete_next();
@@ -929,7 +958,7 @@ impl Controller {
         root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > root.trimmed));
         root.ledgers.push(new);
         root.serving = self.basis.config.instance;
-        root.checkpoint = self.checkpointer.durable.clone();
+        root.checkpoint = self.checkpointer.durable().clone();
         self.swap_root(root, Change::Serve, out);
     }
 

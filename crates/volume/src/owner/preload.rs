@@ -16,7 +16,7 @@
 
 use crate::api::{Effect, Notice, State, Warming};
 use crate::controller::{Controller, Out};
-use crate::map::{RunLeft, RunLoad, Unreadable};
+use crate::map::{RunLeft, RunLoad, RunLoads, Unreadable};
 use crate::owner::opening::Step;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use std::collections::VecDeque;
@@ -83,7 +83,7 @@ impl Controller {
         let mut filling = match self.preload.take() {
             Some(filling) => filling,
             None => {
-                let runs = std::mem::take(&mut self.opening.as_mut().expect("opening").runs);
+                let runs = self.opening.as_mut().expect("opening").runs.take();
                 Preload { left: runs.into(), ..Preload::default() }
             }
         };
@@ -106,7 +106,7 @@ impl Controller {
     /// These runs are in the map, which are all; or something can't be read.
     pub(crate) fn on_preloaded(&mut self, runs: Option<Vec<MetaPointer>>, out: Out) {
         self.step(Step::Warm);
-        self.opening.as_mut().expect("opening").runs.clear();
+        self.opening.as_mut().expect("opening").runs = RunLoads::default();
         match runs {
             Some(runs) => self.preloaded = Some(Preloaded { runs, first_own: self.root().first_own() }),
             None => self.forget_map(),

@@ -320,7 +320,7 @@ impl Controller {
     /// The record with the newest durable checkpoint and without ledgers that are trimmed whole.
     pub(crate) fn tidied_root(&self) -> Root {
         let mut root = self.root().clone();
-        root.checkpoint = self.checkpointer.durable.clone();
+        root.checkpoint = self.checkpointer.durable().clone();
         let trimmed = self.log.trimmed;
         root.trimmed = trimmed;
         root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > trimmed));

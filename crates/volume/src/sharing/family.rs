@@ -28,6 +28,7 @@
 //! record, which the host has written before, tells the next one of that.
 
 use crate::api::{Effect, Lane, Notice, State};
+use crate::basis::Basis;
 use crate::controller::{Controller, Out};
 use crate::map::run::{Packed, PartIndex, RunWriter, pointers_into};
 use crate::map::{LayerTable, Mapped, Place};
@@ -136,6 +137,16 @@ impl Family {
         self.fork.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
 
+    /// Whether a dependent may name the segment.
+    pub(crate) fn is_named(&self, basis: &Basis, no: SegmentNo) -> bool {
+        if basis.config.mutations.forgets_dependents() {
+            return false;
+        }
+        let names = |of: &Dependent| no <= of.upto && self.named.get(&of.volume).is_none_or(|r| r.contains(no));
+        let will_be = self.fork.as_ref().is_some_and(|fork| fork.upto.is_none_or(|upto| no <= upto));
+        will_be || basis.root().dependents.iter().any(names)
+    }
+
     /// Whether the fork that makes this volume is still under way.
     pub(crate) fn is_forking(&self, dependent: VolumeId) -> bool {
         self.fork.as_ref().is_some_and(|fork| fork.dependent == dependent)
@@ -145,16 +156,6 @@ impl Family {
 impl Controller {
     // ---- the origin ----
 
-    /// Whether a dependent may name the segment.
-    pub(crate) fn is_named_by_dependents(&self, no: SegmentNo) -> bool {
-        if self.basis.config.mutations.forgets_dependents() {
-            return false;
-        }
-        let names = |of: &Dependent| no <= of.upto && self.family.named.get(&of.volume).is_none_or(|r| r.contains(no));
-        let will_be = self.family.fork.as_ref().is_some_and(|fork| fork.upto.is_none_or(|upto| no <= upto));
-        will_be || self.root().dependents.iter().any(names)
-    }
-
     /// Which segments are kept for others, or others', after either has changed.
     pub(crate) fn mark_kept(&mut self) {
         if self.root().origins.is_empty() && self.root().dependents.is_empty() && !self.segments.any_kept() {
@@ -163,7 +164,7 @@ impl Controller {
         let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
         let mut is_more_kept = false;
         for no in all {
-            let is_kept = self.basis.is_foreign(no) || self.is_named_by_dependents(no);
+            let is_kept = self.basis.is_foreign(no) || self.family.is_named(&self.basis, no);
             is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
         }
         if is_more_kept {
