@@ -2,7 +2,8 @@
 //!
 //! States: idle -> folding (a batch of leaves is merged with the overlay and written; optional) -> condemning
 //! (dead segments leave the table, in slices) -> writing (the state is captured, in slices, and the runs of the
-//! checkpoint are being put) -> recording (its record is in the log) -> idle. The base changes leaf by leaf, when the
+//! checkpoint are being put) -> recording (its record is in the log) -> freeing (of the segments that left the table, in
+//! slices) -> idle. The base changes leaf by leaf, when the
 //! new ones are durable, and then the state is captured ([`super::capture`]); a crash at any point leaves the previous
 //! checkpoint whole.
 //!
@@ -165,6 +166,8 @@ enum Stage {
     Condemning(Option<SegmentNo>),
     Writing(Writing),
     Recording,
+    /// These are yet to be freed.
+    Freeing(Condemned),
 }
 
 #[derive(Debug)]
@@ -229,9 +232,9 @@ impl Checkpointer {
         self.condemned.keys().copied()
     }
 
-    /// Whether segments are on their way to be free.
+    /// Whether the shards of segments are about to be deleted.
     pub(crate) fn is_freeing(&self) -> bool {
-        !self.freeing.is_empty()
+        !self.freeing.is_empty() || matches!(self.stage, Stage::Freeing(_))
     }
 
     pub(crate) fn is_folding(&self) -> bool {
@@ -294,6 +297,7 @@ impl Checkpointer {
             }
             Stage::Condemning(_) => self.condemn_or_capture(around),
             Stage::Writing(_) => self.capture_some(around),
+            Stage::Freeing(_) => self.free_some(around),
             Stage::Idle | Stage::Recording => {}
         }
     }
@@ -530,7 +534,6 @@ impl Checkpointer {
     /// Its record is complete in the log.
     pub(crate) fn on_checkpointed(&mut self, around: &mut Around<'_>, checkpoint: Checkpoint) {
         around.counters.checkpoints += 1;
-        self.stage = Stage::Idle;
         let named: BTreeSet<SegmentNo> = checkpoint.runs.iter().map(|r| r.segment).collect();
         let old: BTreeSet<SegmentNo> = self.durable.runs.iter().map(|r| r.segment).collect();
         self.durable = checkpoint;
@@ -540,28 +543,44 @@ impl Checkpointer {
                 self.condemned.insert(*no, info.homes);
             }
         }
-        self.free_condemned(around);
         around.wishes.push(Wish::Trim);
+        self.stage = Stage::Freeing(std::mem::take(&mut self.condemned));
+        self.free_some(around);
     }
 
-    /// Writes the records after which the shards of condemned segments may be deleted (protocol rule 17).
-    fn free_condemned(&mut self, around: &mut Around<'_>) {
-        let mut condemned = std::mem::take(&mut self.condemned);
-        // An origin's are its owner's to free: they are let go of.
-        let released = condemned.extract_if(..around.basis.root().first_own(), |_, _| true);
-        let released: Vec<SegmentNo> = released.map(|(no, _)| no).collect();
-        for no in &released {
-            around.segments.settle(*no);
+    /// Writes the records after which the shards of condemned segments may be deleted (protocol rule 17), as many as a
+    /// slice allows. An origin's are its owner's to free: they are let go of.
+    fn free_some(&mut self, around: &mut Around<'_>) {
+        let Stage::Freeing(mut condemned) = std::mem::take(&mut self.stage) else { return };
+        let (first_own, mut is_any_released) = (around.basis.root().first_own(), false);
+        while !condemned.is_empty() && !around.has_sliced() {
+            let mut segments = Vec::new();
+            let mut looked_at = 0;
+            while looked_at < FREED_AT_ONCE
+                && let Some((no, homes)) = condemned.pop_first()
+            {
+                looked_at += 1;
+                if no < first_own {
+                    around.segments.settle(no);
+                    is_any_released = true;
+                    continue;
+                }
+                around.segments.unsettle(no);
+                self.freeing.insert(no, homes);
+                segments.push(no);
+            }
+            around.turn.slice("checkpoint: dead segments are freed", looked_at);
+            if !segments.is_empty() {
+                let (record, done) = free(segments);
+                around.wishes.push(Wish::Append(record, done));
+            }
         }
-        if !released.is_empty() {
+        if is_any_released {
             around.wishes.push(Wish::Released);
         }
-        let segments: Vec<SegmentNo> = condemned.keys().copied().collect();
-        segments.iter().for_each(|no| around.segments.unsettle(*no));
-        self.freeing.extend(condemned);
-        for chunk in segments.chunks(FREED_AT_ONCE) {
-            let (record, done) = free(chunk.to_vec());
-            around.wishes.push(Wish::Append(record, done));
+        if !condemned.is_empty() {
+            self.stage = Stage::Freeing(condemned);
+            self.slice_soon(around);
         }
     }
 
@@ -608,5 +627,237 @@ impl Writing {
     fn on_durable(&mut self, part: usize, segment: SegmentNo, geometry: Geometry, homes: &[Leg]) {
         self.pointers[part] = pointers_into(&self.jobs[part], segment, geometry, homes);
         self.pending -= 1;
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::map::LEAF_BLOCKS;
+    use crate::map::leaf::Place;
+    use crate::map::tests::Kept;
+    use crate::peers::tests::{leg, peers};
+    use crate::segment::SegmentInfo;
+    use crate::segment::tests::{info, no};
+    use holdfast_base::Epoch;
+    use holdfast_format::family::Origin;
+
+    /// A checkpointer with a map, on three nodes.
+    pub(in crate::map) struct Rig {
+        pub(in crate::map) kept: Kept,
+        pub(in crate::map) checkpointer: Checkpointer,
+        basis: Basis,
+        peers: Peers,
+        care: Care,
+        room: Room,
+        family: Family,
+        handover: Handover,
+        direct: DirectWrites,
+        counters: Counters,
+        written: u64,
+    }
+
+    impl Rig {
+        fn new(slice_runs_max: usize) -> Rig {
+            let mut basis = crate::basis::tests::basis("parity:2+1");
+            basis.now = Instant(10_000_000_000);
+            basis.config.slice_runs_max = slice_runs_max;
+            basis.config.fold_runs_min = 1;
+            let peers = peers(basis.now, &[1, 1, 1]);
+            Rig {
+                kept: Kept::new(),
+                checkpointer: Checkpointer::default(),
+                basis,
+                peers,
+                care: Care::default(),
+                room: Room::default(),
+                family: Family::default(),
+                handover: Handover::default(),
+                direct: DirectWrites::default(),
+                counters: Counters::default(),
+                written: 0,
+            }
+        }
+
+        fn with(&mut self, act: impl FnOnce(&mut Checkpointer, &mut Around<'_>)) -> Vec<Wish> {
+            let (mut wishes, mut turn) = (Vec::new(), Turn::default());
+            self.kept.complete_log();
+            let mut around = Around {
+                basis: &self.basis,
+                state: State::Open,
+                peers: &self.peers,
+                map: &mut self.kept.map,
+                segments: &mut self.kept.segments,
+                log: &mut self.kept.log,
+                wants: &mut self.kept.wants,
+                care: &mut self.care,
+                room: &mut self.room,
+                family: &self.family,
+                handover: &self.handover,
+                direct: &self.direct,
+                counters: &mut self.counters,
+                turn: &mut turn,
+                wishes: &mut wishes,
+            };
+            act(&mut self.checkpointer, &mut around);
+            self.checkpointer.verify(&self.kept.segments);
+            self.kept.map.verify();
+            wishes
+        }
+
+        /// Slices until something is wished for, and what comes between them.
+        fn until_wish(&mut self, between: &mut dyn FnMut(&mut Kept)) -> Vec<Wish> {
+            let mut wishes = self.with(Checkpointer::drive);
+            while wishes.is_empty() {
+                let next = self.checkpointer.slice_deadline().expect("it goes on by itself, or wishes for something");
+                self.basis.now = next;
+                between(&mut self.kept);
+                wishes = self.with(Checkpointer::drive_slice);
+            }
+            wishes
+        }
+
+        /// A segment of that kind is durable, under a number of its own.
+        fn put(&mut self, kind: Kind) -> SegmentNo {
+            self.written += 1;
+            let at = no(9, self.written);
+            let homes = [leg(1, 0), leg(2, 0), leg(3, 0)];
+            self.kept.segments.insert(at, SegmentInfo { kind, ..info(64, 1, &homes) });
+            at
+        }
+
+        /// A whole checkpoint, whatever comes between its slices; the segments that its records free.
+        fn checkpoint(&mut self, between: &mut dyn FnMut(&mut Kept)) -> Vec<SegmentNo> {
+            self.basis.now = self.basis.now + FOLD_EVERY_KNOWN;
+            let (mut freed, mut todo) = (Vec::new(), self.until_wish(between));
+            while let Some(wish) = todo.pop() {
+                let more = match wish {
+                    Wish::Write(work) => match work.kind {
+                        JobKind::Leaves => {
+                            let segment = self.put(Kind::Meta);
+                            self.kept.segments.sub_live(segment, 1);
+                            self.with(|checkpointer, around| checkpointer.on_leaves_durable(around, segment))
+                        }
+                        JobKind::Runs { part } => {
+                            let segment = self.put(Kind::Run);
+                            self.with(|checkpointer, around| checkpointer.on_runs_durable(around, part, segment))
+                        }
+                        kind => panic!("{kind:?}"),
+                    },
+                    Wish::Append(Record::Checkpoint(checkpoint), _) => {
+                        self.with(|checkpointer, around| checkpointer.on_checkpointed(around, checkpoint))
+                    }
+                    Wish::Append(Record::Free { segments }, _) => {
+                        freed.extend(&segments);
+                        assert_eq!(self.checkpointer.on_freed(segments.clone()).len(), segments.len());
+                        Vec::new()
+                    }
+                    Wish::Load(leaves) => {
+                        let lost = |no: LeafNo| self.with(|c, around| c.on_leaf(around, no, Err(FetchError::Lost)));
+                        leaves.into_iter().flat_map(lost).collect()
+                    }
+                    Wish::Released | Wish::Trim => Vec::new(),
+                    Wish::Append(record, _) => panic!("{record:?}"),
+                };
+                todo.extend(more);
+                if todo.is_empty() && !self.checkpointer.is_idle() {
+                    todo = self.until_wish(between);
+                }
+            }
+            freed
+        }
+    }
+
+    fn write_here_and_there(kept: &mut Kept) {
+        for at in 0..300 {
+            kept.write(0, at * 7 % (4 * LEAF_BLOCKS), 3, 1 + at % 3);
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_names_a_folded_map_whatever_is_written_meanwhile() {
+        for slice_runs_max in [1, 64, 100_000] {
+            let mut rig = Rig::new(slice_runs_max);
+            write_here_and_there(&mut rig.kept);
+            rig.kept.map.set_unfolded();
+            let mut at = 0;
+            let mut write = |kept: &mut Kept| {
+                at += 1;
+                kept.write(0, at * 11 % (4 * LEAF_BLOCKS), 2, 8);
+            };
+            rig.kept.wants.checkpoint = true;
+            rig.checkpoint(&mut write);
+            assert!(rig.checkpointer.is_idle() && rig.counters.folds == 1 && rig.counters.checkpoints == 1);
+            assert_eq!(rig.checkpointer.durable().runs.len(), 1);
+            assert_eq!(rig.kept.map.directory().len(), 4);
+            let mut expected = Kept::new();
+            write_here_and_there(&mut expected);
+            for at in 1..=at {
+                expected.write(0, at * 11 % (4 * LEAF_BLOCKS), 2, 8);
+            }
+            assert_eq!(at > 10, slice_runs_max <= 64, "{at} slices");
+            assert_eq!(rig.kept.seen(0, 0, 4 * LEAF_BLOCKS), expected.seen(0, 0, 4 * LEAF_BLOCKS));
+        }
+    }
+
+    #[test]
+    fn what_is_dead_is_freed_by_the_checkpoint_that_does_not_name_it_any_more() {
+        let mut rig = Rig::new(100_000);
+        rig.kept.write(0, 0, 8, 1);
+        rig.kept.wants.checkpoint = true;
+        assert_eq!(rig.checkpoint(&mut |_| {}), []);
+        rig.kept.write(0, 0, 8, 2);
+        rig.kept.wants.free_dead();
+        rig.kept.map.set_unfolded();
+        // A fold finds out that the leaf, too, is dead.
+        let freed: BTreeSet<SegmentNo> = rig.checkpoint(&mut |_| {}).into_iter().collect();
+        assert!(freed.contains(&no(1, 1)), "{freed:?}");
+        assert!(rig.kept.segments.get(no(1, 1)).is_none() && rig.kept.segments.get(no(1, 2)).is_some());
+        assert!(!rig.checkpointer.is_freeing());
+    }
+
+    #[test]
+    fn many_dead_segments_are_freed_in_slices() {
+        let mut rig = Rig::new(1);
+        for at in 0..3_000 {
+            rig.kept.write(0, at * 2, 1, at);
+        }
+        rig.kept.say(0, 0, 6_000, Place::Zero);
+        rig.kept.wants.free_dead();
+        let mut slices = 0;
+        let freed = rig.checkpoint(&mut |_| slices += 1);
+        assert_eq!(freed.len(), 3_000);
+        assert!(slices > 3_000 / CONDEMNED_AT_ONCE + 3_000 / FREED_AT_ONCE, "{slices} slices");
+        assert!(rig.checkpointer.is_idle() && !rig.checkpointer.is_freeing());
+    }
+
+    #[test]
+    fn segments_of_an_origin_are_let_go_of_and_not_freed() {
+        let mut rig = Rig::new(100_000);
+        let mut root = rig.basis.root().clone();
+        root.origins.push(Origin { upto: Epoch(1), volume: crate::basis::tests::VOLUME });
+        rig.basis.replace_root(root);
+        rig.kept.write(0, 0, 8, 1);
+        rig.kept.say(0, 0, 8, Place::Zero);
+        rig.kept.wants.free_dead();
+        assert_eq!(rig.checkpoint(&mut |_| {}), []);
+        assert!(rig.kept.segments.get(no(1, 1)).is_none() && !rig.kept.segments.is_unsettled(no(1, 1)));
+    }
+
+    #[test]
+    fn a_leaf_that_cannot_be_read_is_left_for_another_fold() {
+        let mut rig = Rig::new(100_000);
+        rig.kept.write(0, 0, 8, 1);
+        rig.kept.map.set_unfolded();
+        rig.kept.wants.checkpoint = true;
+        rig.checkpoint(&mut |_| {});
+        let leaf = rig.kept.evict(LeafNo(0));
+        rig.kept.write(0, 4, 2, 2);
+        rig.kept.map.set_unfolded();
+        rig.kept.wants.checkpoint = true;
+        rig.checkpoint(&mut |_| {});
+        assert_eq!((rig.kept.map.is_unfolded(), rig.kept.map.run_count()), (true, 1), "it stays in the overlay");
+        assert_eq!(leaf.runs.len(), 1);
+        assert!(rig.checkpointer.is_idle() && rig.counters.checkpoints == 2);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! States: choosing (leaves that the overlay says something of) -> narrow (others that lie in too few copies are looked
 //! for) -> reading (those that are not in memory) -> merging (each with what the overlay says over it, and encoded) ->
-//! writing (one metadata segment) -> installing (the directory names the new leaves, one after the other) -> done:
-//! another fold, or the state is captured ([`super::checkpoint`]).
+//! writing (one metadata segment) -> installing (the directory names the new leaves, one after the other) -> finishing
+//! (layers without leaves go: [`super::merge`]) -> done: another fold, or the state is captured
+//! ([`super::checkpoint`]).
 //!
 //! What may happen between two slices: whatever changes the overlay, as writes, discards, destages and bulk writes do;
 //! snapshots and clones; openings of the volume elsewhere, which end all of this. What can't: the cleaner and the
@@ -19,7 +20,7 @@
 use super::checkpoint::{Around, Wish};
 use super::fold::{Choice, Choosing, MergedLeaf, NewLeaf};
 use super::leaf::{Leaf, LeafNo, LeafPointer};
-use super::merge::Going;
+use super::merge::{Finishing, Going};
 use crate::segment::Kind;
 use crate::segment::fetch::FetchError;
 use crate::segment::writer::{JobKind, Work};
@@ -103,6 +104,7 @@ enum Step {
     #[default]
     Writing,
     Installing(Installing),
+    Finishing(Gain, Finishing),
 }
 
 /// What follows a step.
@@ -254,6 +256,7 @@ impl Folds {
                 Step::Merging(merging) => self.merge(&mut fold, merging, around),
                 Step::Writing => Next::Waits(Step::Writing),
                 Step::Installing(installing) => self.install(installing, around),
+                Step::Finishing(gain, finishing) => self.finish(gain, finishing, around),
             };
             let (step, went) = match next {
                 Next::AtOnce(step) => (step, None),
@@ -261,7 +264,8 @@ impl Folds {
                 Next::Waits(step) => (step, Some(Went::Waits)),
                 Next::Done(gain) => {
                     self.captured = fold.captured;
-                    self.finish(gain, around);
+                    self.bytes_in_row += gain.bytes;
+                    (self.last, self.done_at) = (gain, around.basis.now);
                     return Went::Done;
                 }
             };
@@ -491,18 +495,25 @@ impl Folds {
         if around.has_sliced() {
             return Next::Slice(Step::Installing(installing));
         }
-        Next::Done(Gain { bytes: installing.bytes, runs: u64::try_from(installing.runs).unwrap_or(0) })
+        around.care.cleaner.on_folded();
+        let gain = Gain { bytes: installing.bytes, runs: u64::try_from(installing.runs).unwrap_or(0) };
+        Next::AtOnce(Step::Finishing(gain, Finishing::default()))
     }
 
-    /// All is installed.
-    fn finish(&mut self, gain: Gain, around: &mut Around<'_>) {
-        around.care.cleaner.on_folded();
+    // ---- finishing ----
+
+    /// All is installed: layers that have no leaves any more go.
+    fn finish(&mut self, gain: Gain, mut finishing: Finishing, around: &mut Around<'_>) -> Next {
         let written: Vec<ObjectId> = around.direct.layers().collect();
+        let runs_max = around.left_of_slice();
         let (map, mut accounts) = around.map_and_accounts();
-        map.finish_layers(&written, &mut accounts);
-        map.find_overlaid();
-        self.bytes_in_row += gain.bytes;
-        (self.last, self.done_at) = (gain, around.basis.now);
+        let (runs, is_done) = map.finish_layers(&mut finishing, &written, runs_max, &mut accounts);
+        around.turn.slice("fold: layers without leaves go", runs);
+        if !is_done {
+            return Next::Slice(Step::Finishing(gain, finishing));
+        }
+        around.map.find_overlaid();
+        Next::Done(gain)
     }
 
     /// Asserts what must hold between events (tests and the simulator).

@@ -272,3 +272,116 @@ pub(super) fn block_runs(geometry: &Geometry, offset_bytes: u32, len_bytes: u32)
     }
     runs
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::LEAF_BLOCKS;
+    use crate::map::tests::Kept;
+    use crate::segment::tests::{info, no};
+    use crate::segment::{Kind, SegmentInfo};
+    use holdfast_base::{Buf, Key, Lba, ObjectId, crc32c};
+
+    /// Three leaves, side by side in one segment but for the last; none is in memory.
+    struct Rig {
+        kept: Kept,
+        loader: LeafLoader,
+        payload: Vec<u8>,
+        leaves: Vec<LeafNo>,
+    }
+
+    const FAR: usize = 100 << 10;
+
+    impl Rig {
+        fn new() -> Rig {
+            let mut kept = Kept::new();
+            let mut payload = vec![0; 256 << 10];
+            let mut leaves = Vec::new();
+            for (place, at) in [(0, 0), (1, 200), (2, FAR)] {
+                kept.write(0, place * LEAF_BLOCKS, 4, place + 1);
+                let no_ = LeafNo::of(Key::new(ObjectId(0), Lba(place * LEAF_BLOCKS)));
+                let bytes = kept.map.new_leaf(no_, None, None, &kept.map.foldable(no_), false).encode();
+                payload[at..at + bytes.len()].copy_from_slice(&bytes);
+                let (offset_bytes, len_bytes) = (at as u32, bytes.len() as u32);
+                let pointer = LeafPointer { segment: no(9, 1), offset_bytes, len_bytes, crc: crc32c(&bytes) };
+                kept.map.directory.insert(no_, pointer);
+                leaves.push(no_);
+            }
+            kept.segments.insert(no(9, 1), SegmentInfo { kind: Kind::Meta, ..info(64, 0, &[]) });
+            Rig { kept, loader: LeafLoader::default(), payload, leaves }
+        }
+
+        fn load(&mut self, leaves: &[LeafNo], waiter: LeafWaiter) -> Vec<Wanted> {
+            let wanted = self.loader.load((&self.kept.map, &self.kept.segments), leaves, waiter);
+            self.loader.verify();
+            wanted
+        }
+
+        fn answer(&mut self, wanted: &Wanted, error: Option<FetchError>) -> Brought {
+            let Recipient::Leaves { span, part } = wanted.by else { panic!("{wanted:?}") };
+            let from = wanted.block as usize * BLOCK_BYTES;
+            let bytes = &self.payload[from..from + wanted.blocks as usize * BLOCK_BYTES];
+            let result = error.map_or(Ok(Buf::copy_from(bytes)), Err);
+            self.loader.on_part((&self.kept.map, &self.kept.segments), (span, part), result)
+        }
+
+        /// Who is told of what.
+        fn take_in(&mut self, brought: Brought) -> Vec<(LeafNo, bool, Vec<LeafWaiter>)> {
+            let told = |(no, leaf)| {
+                let load = self.loader.end(no)?;
+                let (leaf, waiters) = self.kept.with(|map, accounts| map.take_in(no, load, leaf, accounts));
+                Some((no, leaf.is_ok(), waiters))
+            };
+            let told = brought.leaves.into_iter().filter_map(told).collect();
+            self.loader.verify();
+            told
+        }
+    }
+
+    #[test]
+    fn leaves_that_lie_side_by_side_are_read_at_once_and_each_once() {
+        let mut rig = Rig::new();
+        let leaves = rig.leaves.clone();
+        let wanted = rig.load(&leaves, LeafWaiter::Cleaner);
+        assert_eq!(wanted.len(), 2, "the third lies too far behind");
+        assert!(rig.load(&leaves[..1], LeafWaiter::Fold).is_empty() && rig.loader.is_loading(leaves[0]));
+        let brought = rig.answer(&wanted[0], None);
+        let told = rig.take_in(brought);
+        let (fold, cleaner) = (LeafWaiter::Fold, LeafWaiter::Cleaner);
+        assert_eq!(told, [(leaves[0], true, vec![cleaner, fold]), (leaves[1], true, vec![cleaner])]);
+        assert!(rig.kept.map.peek(leaves[0]).is_some() && rig.kept.map.peek(leaves[2]).is_none());
+        assert!(!rig.loader.is_loading(leaves[0]) && rig.loader.is_loading(leaves[2]));
+    }
+
+    #[test]
+    fn of_what_is_lost_together_each_leaf_is_read_by_itself() {
+        let mut rig = Rig::new();
+        let leaves = rig.leaves[..2].to_vec();
+        let wanted = rig.load(&leaves, LeafWaiter::Cleaner);
+        let Brought { leaves: none, wanted: apart } = rig.answer(&wanted[0], Some(FetchError::Lost));
+        assert!(none.is_empty() && apart.len() == 2);
+        rig.loader.verify();
+        let brought = rig.answer(&apart[0], Some(FetchError::Lost));
+        assert_eq!(rig.take_in(brought), [(leaves[0], false, vec![LeafWaiter::Cleaner])]);
+        let brought = rig.answer(&apart[1], None);
+        assert_eq!(rig.take_in(brought), [(leaves[1], true, vec![LeafWaiter::Cleaner])]);
+    }
+
+    #[test]
+    fn a_leaf_that_was_written_anew_meanwhile_is_gone_and_one_that_is_damaged_is_lost() {
+        let mut rig = Rig::new();
+        let leaves = rig.leaves.clone();
+        let wanted = rig.load(&leaves, LeafWaiter::Audit);
+        rig.payload[210] ^= 1;
+        let moved = LeafPointer { segment: no(9, 2), offset_bytes: 0, len_bytes: 9, crc: 1 };
+        rig.kept.map.directory.insert(leaves[0], moved);
+        let brought = rig.answer(&wanted[0], None);
+        let read: Vec<_> = brought.leaves.iter().map(|(no, leaf)| (*no, leaf.is_ok())).collect();
+        assert_eq!(read, [(leaves[0], true), (leaves[1], false)]);
+        let load = rig.loader.end(leaves[0]).expect("it is awaited");
+        let (_, leaf) = brought.leaves.into_iter().next().expect("just seen");
+        let (leaf, _) = rig.kept.with(|map, accounts| map.take_in(leaves[0], load, leaf, accounts));
+        assert!(matches!(leaf, Err(FetchError::Gone)));
+        assert!(rig.kept.map.peek(leaves[0]).is_none(), "it is not kept");
+    }
+}

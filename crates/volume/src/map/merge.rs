@@ -1,7 +1,11 @@
 //! Layers that nobody needs as they are: merged into the ones that stand on them, or dropped with what they say.
 //!
-//! A few leaves go with each fold (see `checkpoint`). When a layer has none left, what the overlay holds of it goes at
-//! once: runs of zeroes, which may be as long as the volume, stay runs.
+//! A few leaves go with each fold (see `folding`). When a layer has none left, what the overlay holds of it goes, run by
+//! run, in slices: runs of zeroes, which may be as long as the volume, stay runs.
+//!
+//! Between two slices heads and snapshots go on, and nothing else changes the directory. Invariants: (1) nobody writes
+//! to a layer that goes, so that what was looked at stays as it was; (2) what one layer says of a block goes only after
+//! the other one says it. So every head and snapshot shows the same all the while.
 
 use super::layers::{keys_of, leaf_in, leaves_of};
 use super::leaf::{LEAF_BLOCKS, LeafNo, Mapped, Place};
@@ -27,6 +31,23 @@ impl Going {
         let merged = self.under.iter().flat_map(|(into, gone)| [*into, *gone]);
         merged.chain(self.dropped.iter().copied())
     }
+}
+
+/// Layers without leaves on their way out of the map.
+#[derive(Debug, Default)]
+pub(super) struct Finishing {
+    leaving: Option<Leaving>,
+    /// Layers that say something besides zeroes, or where the ones that they are merged into have leaves: not yet.
+    refused: BTreeSet<(ObjectId, ObjectId)>,
+}
+
+/// One of them, and what it is merged into, if it is not dropped.
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    gone: ObjectId,
+    into: Option<ObjectId>,
+    /// From where on what it says is yet to be looked at; absent once it has been.
+    unseen: Option<u64>,
 }
 
 impl Map {
@@ -90,27 +111,62 @@ impl Map {
         found.into_iter().filter(is_settled).collect()
     }
 
-    /// Layers that have no leaves any more go, with the runs that the overlay has of them.
-    pub(super) fn finish_layers(&mut self, written: &[ObjectId], accounts: &mut Accounts<'_>) {
-        loop {
-            let dropped = self.layers.to_drop().find(|gone| self.may_finish(*gone, written));
-            let merged = self
-                .layers
-                .to_merge()
-                .find(|(gone, into)| self.may_finish(*gone, written) && self.only_zeroes_are_left(*gone, *into));
-            if let Some(gone) = dropped {
-                self.forget_runs(gone, accounts);
-                self.layers.on_dropped(gone);
-            } else if let Some((gone, into)) = merged {
-                self.move_zeroes(gone, into);
-                self.forget_runs(gone, accounts);
-                self.layers.on_merged(gone, into);
-            } else {
+    /// Layers that have no leaves any more go, with the runs that the overlay has of them: as far as so many runs allow.
+    /// Tells how many it went through; and whether that was all.
+    pub(super) fn finish_layers(
+        &mut self,
+        finishing: &mut Finishing,
+        written: &[ObjectId],
+        runs_max: usize,
+        accounts: &mut Accounts<'_>,
+    ) -> (usize, bool) {
+        let mut runs = 0;
+        while runs < runs_max {
+            let leaving = finishing.leaving.take().filter(|leaving| self.still_goes(*leaving));
+            let Some(mut leaving) = leaving.or_else(|| self.next_leaving(&finishing.refused, written)) else {
                 let layers = &self.layers;
                 self.flat_layers.retain(|layer| layers.has(*layer));
-                return;
+                return (runs, true);
+            };
+            match leaving.into {
+                Some(into) if leaving.unseen.is_some() => {
+                    if !self.look_for_more_than_zeroes(&mut leaving, into, runs_max, &mut runs) {
+                        finishing.refused.insert((leaving.gone, into));
+                        runs += 1;
+                        continue;
+                    }
+                }
+                into => {
+                    if self.forget_some(leaving.gone, into, runs_max, &mut runs, accounts) {
+                        match into {
+                            Some(into) => self.layers.on_merged(leaving.gone, into),
+                            None => self.layers.on_dropped(leaving.gone),
+                        }
+                        runs += 1;
+                        continue;
+                    }
+                }
             }
+            finishing.leaving = Some(leaving);
         }
+        (runs, false)
+    }
+
+    /// What becomes of a layer may change while it is on its way.
+    fn still_goes(&self, Leaving { gone, into, .. }: Leaving) -> bool {
+        match into {
+            Some(into) => self.layers.to_merge().any(|pair| pair == (gone, into)),
+            None => self.layers.to_drop().any(|layer| layer == gone),
+        }
+    }
+
+    fn next_leaving(&self, refused: &BTreeSet<(ObjectId, ObjectId)>, written: &[ObjectId]) -> Option<Leaving> {
+        if let Some(gone) = self.layers.to_drop().find(|gone| self.may_finish(*gone, written)) {
+            return Some(Leaving { gone, into: None, unseen: None });
+        }
+        let may_go = |pair: &(ObjectId, ObjectId)| !refused.contains(pair) && self.may_finish(pair.0, written);
+        let (gone, into) = self.layers.to_merge().find(may_go)?;
+        Some(Leaving { gone, into: Some(into), unseen: Some(keys_of(gone).start) })
     }
 
     /// What is on its way to a layer, or one that it stands on, must arrive first.
@@ -122,48 +178,74 @@ impl Map {
         !self.is_awaited(gone, written) && self.directory.range(leaves_of(gone)).next().is_none()
     }
 
-    /// Whether what the overlay says of the layer are zeroes where the other layer has no leaves.
-    fn only_zeroes_are_left(&self, gone: ObjectId, into: ObjectId) -> bool {
-        let keys = keys_of(gone);
-        let mut runs = self.overlay.iter_from(keys.start).take_while(|(start, _, _)| *start < keys.end);
-        let is_free = |(start, len, mapped): (u64, u64, &Mapped)| {
+    /// Looks on through what the overlay says of a layer: false where that is something else than zeroes where the other
+    /// layer has no leaves.
+    fn look_for_more_than_zeroes(
+        &self,
+        leaving: &mut Leaving,
+        into: ObjectId,
+        runs_max: usize,
+        runs: &mut usize,
+    ) -> bool {
+        let end = keys_of(leaving.gone).end;
+        let from = leaving.unseen.take().unwrap_or(end);
+        for (start, len, mapped) in self.overlay.iter_from(from).take_while(|(start, _, _)| *start < end) {
+            if *runs >= runs_max {
+                leaving.unseen = Some(start);
+                return true;
+            }
+            *runs += 1;
             let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
             let mut theirs = self.directory.range(leaf_in(first, into)..=leaf_in(last, into));
-            mapped.place == Place::Zero && theirs.next().is_none()
-        };
-        runs.all(is_free)
-    }
-
-    /// Where the other layer says nothing it says zeroes from now on, if there is a layer below that says something
-    /// else.
-    fn move_zeroes(&mut self, gone: ObjectId, into: ObjectId) {
-        if self.layers.parent(gone).is_none() {
-            return;
-        }
-        let keys = keys_of(gone);
-        let runs: Vec<(u64, u64, Mapped)> = self
-            .overlay
-            .iter_from(keys.start)
-            .take_while(|(start, _, _)| *start < keys.end)
-            .map(|(start, len, mapped)| (start, len, mapped.clone()))
-            .collect();
-        for (start, len, mapped) in runs {
-            let key = Key::new(into, Lba(start - keys.start)).0;
-            for piece in self.overlay.pieces(key, len).into_iter().filter(|piece| piece.value.is_none()) {
-                self.overlay.insert(piece.start, piece.len, mapped.clone(), |_, _, _| {});
-                self.zeroes_moved_to.insert(into);
+            if mapped.place != Place::Zero || theirs.next().is_some() {
+                return false;
             }
         }
+        true
     }
 
-    /// Everything that the overlay says of a layer.
-    fn forget_runs(&mut self, gone: ObjectId, accounts: &mut Accounts<'_>) {
+    /// Takes what the overlay says of a layer out of it, run by run; true once all is. What it is merged into says zeroes
+    /// from then on where it said nothing, if there is a layer below that says something else.
+    fn forget_some(
+        &mut self,
+        gone: ObjectId,
+        into: Option<ObjectId>,
+        runs_max: usize,
+        runs: &mut usize,
+        accounts: &mut Accounts<'_>,
+    ) -> bool {
         let keys = keys_of(gone);
-        let mut removed = Vec::new();
-        self.overlay.remove(keys.start, keys.end - keys.start, |_, len, old| removed.push((len, old.place)));
-        for (len, place) in removed {
-            accounts.unmap(len, &place);
+        let heir = into.filter(|_| self.layers.parent(gone).is_some());
+        loop {
+            let next = self.overlay.iter_from(keys.start).next().filter(|(start, _, _)| *start < keys.end);
+            let Some((start, mut len, mapped)) = next.map(|(start, len, mapped)| (start, len, mapped.clone())) else {
+                return true;
+            };
+            if *runs >= runs_max {
+                return false;
+            }
+            if let Some(heir) = heir {
+                let key = Key::new(heir, Lba(start - keys.start)).0;
+                len = self.overlay.len_of_runs(key, len, runs_max - *runs);
+                *runs += self.say_where_nothing_is(key, len, &mapped);
+            }
+            *runs += 1;
+            let mut removed = Vec::new();
+            self.overlay.remove(start, len, |_, len, old| removed.push((len, old.place)));
+            removed.into_iter().for_each(|(len, place)| accounts.unmap(len, &place));
         }
+    }
+
+    /// Tells how many pieces it went through.
+    fn say_where_nothing_is(&mut self, key: u64, len: u64, mapped: &Mapped) -> usize {
+        let pieces = self.overlay.pieces(key, len);
+        let count = pieces.len();
+        for piece in pieces.into_iter().filter(|piece| piece.value.is_none()) {
+            self.overlay.insert(piece.start, piece.len, mapped.clone(), |_, _, _| {});
+            self.zeroes_moved_to.insert(Key(key).object());
+            self.overlaid.insert(Key(key).object());
+        }
+        count
     }
 
     /// While loading: a layer that is not in the table any more was finished since the runs were written.
@@ -177,5 +259,114 @@ impl Map {
                 self.overlay.remove(keys.start, keys.end - keys.start, |_, _, _| {});
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Snapshot;
+    use crate::map::tests::Kept;
+    use holdfast_base::HeadId;
+
+    fn freeze(kept: &mut Kept, frozen: u32, live: u32) {
+        let snapshot = Snapshot { name: frozen.to_string(), head: HeadId::VOLUME, created_ms: 0, size_bytes: 1 << 30 };
+        kept.map.layers_mut().freeze(ObjectId(frozen), ObjectId(live), snapshot, true);
+    }
+
+    /// Layers that go, in slices of so many runs, and what comes between them; how many slices that took.
+    fn finish(kept: &mut Kept, runs_max: usize, mut between: impl FnMut(&mut Kept)) -> usize {
+        let mut finishing = Finishing::default();
+        for slices in 1.. {
+            let (runs, is_done) = kept.with(|map, accounts| map.finish_layers(&mut finishing, &[], runs_max, accounts));
+            // Between the runs of the other layer there are gaps.
+            assert!(runs <= runs_max.saturating_mul(2) + 3, "{runs} runs in a slice of {runs_max}");
+            if is_done {
+                return slices;
+            }
+            between(kept);
+        }
+        unreachable!("it ends")
+    }
+
+    /// Over a base of segment 1: a snapshot in between that says zeroes here and there, and a live layer over it.
+    fn with_zeroes_in_between() -> Kept {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 600, 1);
+        freeze(&mut kept, 0, 1);
+        for at in 0..40 {
+            kept.say(1, at * 10, 5, Place::Zero);
+        }
+        freeze(&mut kept, 1, 2);
+        for at in 0..20 {
+            kept.write(2, at * 7, 2, 2);
+        }
+        kept
+    }
+
+    #[test]
+    fn zeroes_of_a_layer_that_goes_are_seen_all_the_while() {
+        for runs_max in [1, 3, 1 << 20] {
+            let mut kept = with_zeroes_in_between();
+            let before = kept.seen(2, 0, 650);
+            kept.map.layers_mut().unname(ObjectId(1));
+            let slices = finish(&mut kept, runs_max, |kept| assert_eq!(kept.seen(2, 0, 650), before));
+            assert_eq!(slices > 20, runs_max <= 3, "{slices} slices");
+            assert_eq!(kept.seen(2, 0, 650), before);
+            assert!(!kept.map.layers().has(ObjectId(1)) && !kept.map.layers().any_goes());
+            assert_eq!((kept.live(1), kept.live(2)), (600, 40));
+        }
+    }
+
+    #[test]
+    fn what_is_written_meanwhile_stays_over_zeroes_that_are_moved() {
+        let mut kept = with_zeroes_in_between();
+        kept.map.layers_mut().unname(ObjectId(1));
+        let mut at = 0;
+        finish(&mut kept, 2, |kept| {
+            kept.write(2, at, 1, 3);
+            at += 9;
+        });
+        let seen = kept.seen(2, 0, 650);
+        for block in (0..at.min(600)).step_by(9) {
+            assert_eq!(seen[block as usize], 3, "block {block}");
+        }
+    }
+
+    #[test]
+    fn a_layer_that_is_dropped_gives_up_what_it_names_in_slices() {
+        let mut kept = Kept::new();
+        kept.write(0, 0, 8, 1);
+        freeze(&mut kept, 0, 1);
+        for at in 0..50 {
+            kept.write(1, at * 3, 1, 2);
+        }
+        kept.map.layers_mut().roll_back(HeadId::VOLUME, ObjectId(0), ObjectId(2));
+        let slices = finish(&mut kept, 4, |kept| assert_eq!(kept.seen(2, 0, 8), [1; 8]));
+        assert!(slices > 10, "{slices} slices");
+        assert_eq!((kept.live(1), kept.live(2), kept.map.run_count()), (8, 0, 1));
+        assert!(!kept.map.layers().has(ObjectId(1)));
+    }
+
+    #[test]
+    fn a_layer_that_says_more_than_zeroes_stays_until_it_is_folded() {
+        let mut kept = with_zeroes_in_between();
+        kept.write(1, 390, 1, 4);
+        kept.map.layers_mut().unname(ObjectId(1));
+        let before = kept.seen(2, 0, 650);
+        finish(&mut kept, 3, |_| {});
+        assert!(kept.map.layers().has(ObjectId(1)), "it is looked at again by the next fold");
+        assert_eq!(kept.seen(2, 0, 650), before);
+        // The head rolls back meanwhile: what was to be merged is dropped with the layer above.
+        let mut finishing = Finishing::default();
+        kept.say(1, 390, 1, Place::Zero);
+        kept.with(|map, accounts| map.finish_layers(&mut finishing, &[], 60, accounts));
+        assert!(finishing.leaving.is_some(), "it is under way");
+        kept.map.layers_mut().roll_back(HeadId::VOLUME, ObjectId(0), ObjectId(3));
+        while !kept.with(|map, accounts| map.finish_layers(&mut finishing, &[], 5, accounts)).1 {
+            assert_eq!(kept.seen(3, 0, 600), [1; 600]);
+        }
+        assert!(!kept.map.layers().any_goes());
+        assert_eq!((kept.live(1), kept.live(2), kept.live(4)), (600, 0, 0));
     }
 }

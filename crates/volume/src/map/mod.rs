@@ -230,6 +230,11 @@ pub(crate) mod tests {
             self.with(|map, accounts| map.map_to(key, blocks, Mapped { place, stamp }, accounts));
         }
 
+        /// The log has come to what was written last, and none of that is in it.
+        pub(crate) fn complete_log(&mut self) {
+            self.log = Log::starting_after(Lsn(self.stamp));
+        }
+
         /// Folds all that there is into leaves, which lie in the metadata segment of that number.
         pub(crate) fn fold(&mut self, counter: u64) {
             fold::tests::fold(self, counter);

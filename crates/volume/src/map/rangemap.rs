@@ -130,6 +130,12 @@ impl<V: Sliceable> RangeMap<V> {
         self.overlapping(start, start + len).next().is_some()
     }
 
+    /// How many of the `len` blocks from `start` on no more than so many runs, at least one, begin in.
+    pub fn len_of_runs(&self, start: u64, len: u64, runs_max: usize) -> u64 {
+        let behind = self.iter_from(start).nth(runs_max.max(1)).map(|(at, _, _)| at - start);
+        behind.map_or(len, |behind| len.min(behind))
+    }
+
     /// All runs that start at or after `from`, in order.
     pub fn iter_from(&self, from: u64) -> impl Iterator<Item = (u64, u64, &V)> {
         self.runs.range(from..).map(|(at, run)| (*at, run.len, &run.value))
@@ -194,6 +200,9 @@ pub(super) mod tests {
                 at += piece.len;
             }
             prop_assert_eq!(at, look.0 + look.1);
+            let begin_in = |len: u64| map.iter_from(look.0).take_while(|(at, _, _)| *at < look.0 + len).count();
+            let few = map.len_of_runs(look.0, look.1, 2);
+            prop_assert!(begin_in(few) <= 2 && (few == look.1 || begin_in(few + 1) == 3));
             let bare = |b: &u64| map.gaps(look.0, look.1).iter().any(|(from, to)| (*from..*to).contains(b));
             for block in look.0..look.0 + look.1 {
                 prop_assert_eq!(bare(&block), naive[block as usize].is_none());
