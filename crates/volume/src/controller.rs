@@ -471,13 +471,13 @@ impl Controller {
 
     /// Loads leaves for `waiter`, who is told of each when it is there.
     pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
-        for wanted in self.loader.load((&self.map, &self.segments), leaves, waiter) {
+        for wanted in self.loader.load(&self.map, &self.segments, leaves, waiter) {
             self.fetch(wanted, out);
         }
     }
 
-    fn on_leaves_part(&mut self, of: (u64, u32), result: Result<Buf, FetchError>, out: Out) {
-        let Brought { leaves, wanted } = self.loader.on_part((&self.map, &self.segments), of, result);
+    fn on_leaves_part(&mut self, span: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
+        let Brought { leaves, wanted } = self.loader.on_part(&self.map, &self.segments, span, part, result);
         for wanted in wanted {
             self.fetch(wanted, out);
         }
@@ -583,7 +583,7 @@ impl Controller {
         match to {
             Recipient::Read { op, part } => self.on_read_part(op, part, result, out),
             Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
-            Recipient::Leaves { span, part } => self.on_leaves_part((span, part), result, out),
+            Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
             Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
             Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
             Recipient::Block { .. } => unreachable!("the fetcher puts blocks together"),

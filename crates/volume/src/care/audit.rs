@@ -11,8 +11,8 @@
 //! nothing.
 //!
 //! Limits: one leaf is read at a time; after each, or after [`PLACES_AT_ONCE`] that are in memory, there is a pause.
-//! The end of a round goes through overlay and segment table in one go, as a checkpoint does. A round is followed by a
-//! rest of twenty times its length.
+//! The end of a round goes through overlay and segment table in one go, which is not cut into slices. A round is
+//! followed by a rest of twenty times its length.
 
 use super::shares::{Said, Shares, Tally};
 use crate::map::{

@@ -97,7 +97,8 @@ impl LeafLoader {
     /// What lies side by side is read at once.
     pub(crate) fn load(
         &mut self,
-        (map, segments): (&Map, &Segments),
+        map: &Map,
+        segments: &Segments,
         leaves: &[LeafNo],
         waiter: LeafWaiter,
     ) -> Vec<Wanted> {
@@ -140,8 +141,10 @@ impl LeafLoader {
 
     pub(crate) fn on_part(
         &mut self,
-        (map, segments): (&Map, &Segments),
-        (name, part): (u64, u32),
+        map: &Map,
+        segments: &Segments,
+        name: u64,
+        part: u32,
         result: Result<Buf, FetchError>,
     ) -> Brought {
         let Some(span) = self.spans.get_mut(&name) else { return Brought::default() };
@@ -312,7 +315,7 @@ mod tests {
         }
 
         fn load(&mut self, leaves: &[LeafNo], waiter: LeafWaiter) -> Vec<Wanted> {
-            let wanted = self.loader.load((&self.kept.map, &self.kept.segments), leaves, waiter);
+            let wanted = self.loader.load(&self.kept.map, &self.kept.segments, leaves, waiter);
             self.loader.verify();
             wanted
         }
@@ -322,7 +325,7 @@ mod tests {
             let from = wanted.block as usize * BLOCK_BYTES;
             let bytes = &self.payload[from..from + wanted.blocks as usize * BLOCK_BYTES];
             let result = error.map_or(Ok(Buf::copy_from(bytes)), Err);
-            self.loader.on_part((&self.kept.map, &self.kept.segments), (span, part), result)
+            self.loader.on_part(&self.kept.map, &self.kept.segments, span, part, result)
         }
 
         /// Who is told of what.
