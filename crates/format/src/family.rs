@@ -16,6 +16,18 @@ pub struct Origin {
     pub volume: VolumeId,
 }
 
+/// Segments of these epochs belong to this store, which shares its content. Each store has epochs of its own for ever,
+/// all of them from [`STORE_EPOCHS`] on, so that a volume may name segments of several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Store {
+    pub volume: VolumeId,
+    pub first: Epoch,
+    pub last: Epoch,
+}
+
+/// The first epoch of stores: other volumes' are below.
+pub const STORE_EPOCHS: Epoch = Epoch(1 << 63);
+
 /// A volume that may name this one's segments up to a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Dependent {

@@ -7,6 +7,7 @@ pub mod copy;
 pub mod disk;
 pub mod drive;
 pub mod family;
+pub mod features;
 pub mod geometry;
 pub mod ledger;
 pub mod meta;
@@ -31,6 +32,8 @@ pub enum FormatError {
     Magic,
     /// Written by a release that this one doesn't know.
     Version(u16),
+    /// The volume uses something by this number that this release doesn't know.
+    Feature(u16),
     Checksum,
     /// The checksum holds, but a field has an impossible value.
     Field(&'static str),
@@ -42,6 +45,10 @@ impl fmt::Display for FormatError {
             FormatError::Truncated => write!(f, "truncated"),
             FormatError::Magic => write!(f, "wrong magic number"),
             FormatError::Version(v) => write!(f, "format version {v} is not known to this release"),
+            FormatError::Feature(n) => write!(
+                f,
+                "feature {n} of the format is not known to this release: use the one that turned it on, or a newer one"
+            ),
             FormatError::Checksum => write!(f, "checksum mismatch"),
             FormatError::Field(name) => write!(f, "impossible value in field `{name}`"),
         }
@@ -57,4 +64,9 @@ pub(crate) fn to_postcard<T: serde::Serialize>(value: &T) -> Vec<u8> {
 
 pub(crate) fn from_postcard<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
     postcard::from_bytes(bytes).map_err(|_| FormatError::Field("postcard body"))
+}
+
+/// Decodes what the bytes begin with; gives the rest of them.
+pub(crate) fn split_postcard<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), FormatError> {
+    postcard::take_from_bytes(bytes).map_err(|_| FormatError::Field("postcard body"))
 }

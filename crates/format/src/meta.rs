@@ -433,6 +433,9 @@ pub struct HostRecord {
     /// The newest version of a volume's root record that its release reads; the first releases did not say.
     #[serde(default)]
     pub reads_root: u16,
+    /// Features of the format that its release serves, by number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<u16>,
     /// Queries of other hosts are answered.
     #[serde(default)]
     pub answers: bool,

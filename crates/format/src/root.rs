@@ -1,12 +1,13 @@
 //! The root record of a volume in the metadata store: small, changed only by compare-and-swap, and only on changes of
 //! ownership, ledger rolls, checkpoints that need it, and by the operator (resize, delete).
 
-use crate::family::{Dependent, Origin};
+use crate::family::{Dependent, Origin, STORE_EPOCHS, Store};
+use crate::features::{Feature, Features};
 use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
 use crate::record::{Checkpoint, SegmentNo};
 use crate::tier::Tiers;
-use crate::{FormatError, from_postcard, to_postcard};
+use crate::{FormatError, from_postcard, split_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
 
@@ -48,11 +49,19 @@ pub struct Root {
     /// The id of the key that the volume and its family are encrypted with.
     pub key_id: Option<u128>,
     pub tiers: Tiers,
+    /// Stores whose segments this one may name, by rising epochs.
+    pub stores: Vec<Store>,
+    /// In front of all else in the body: who can't read the rest is to know why.
+    #[serde(skip)]
+    pub features: Features,
 }
 
-/// Magic number and version in front of the record: "HFRT", 4.
+/// Magic number and version in front of the record: "HFRT", 5.
 const ROOT_MAGIC: [u8; 4] = *b"HFRT";
-pub const ROOT_VERSION: u16 = 4;
+pub const ROOT_VERSION: u16 = 5;
+
+/// Before there were features: the record begins behind them, and ends in front of the stores.
+const ROOT_VERSION_FEATURELESS: u16 = 4;
 
 /// Before there were tiers: the record ends in front of them.
 const ROOT_VERSION_UNTIERED: u16 = 3;
@@ -92,14 +101,18 @@ impl Root {
             dependents: Vec::new(),
             key_id: None,
             tiers: Tiers::default(),
+            stores: Vec::new(),
+            features: Features::default(),
         }
     }
 
     /// The oldest version of the record that says all of this one: hosts of the release that it came with, and of all
     /// later ones, can serve the volume.
     pub fn version(&self) -> u16 {
-        if self.tiers != Tiers::default() || self.layout.is_on_devices() {
+        if !self.features.is_empty() || !self.stores.is_empty() {
             ROOT_VERSION
+        } else if self.tiers != Tiers::default() || self.layout.is_on_devices() {
+            ROOT_VERSION_FEATURELESS
         } else if self.key_id.is_some() {
             ROOT_VERSION_UNTIERED
         } else if !self.origins.is_empty() || !self.dependents.is_empty() {
@@ -112,7 +125,11 @@ impl Root {
     /// Magic, version, checksum of the body, body.
     pub fn encode(&self) -> Vec<u8> {
         let version = self.version();
-        let mut body = to_postcard(self);
+        let mut body = match version {
+            ROOT_VERSION => to_postcard(&self.features),
+            _ => Vec::new(),
+        };
+        body.extend_from_slice(&to_postcard(self));
         body.truncate(body.len() - missing(version).expect("a version of ours").len());
         let mut bytes = Vec::with_capacity(body.len() + 10);
         bytes.extend_from_slice(&ROOT_MAGIC);
@@ -132,11 +149,31 @@ impl Root {
         if header[6..10] != crc32c(body).to_le_bytes() {
             return Err(FormatError::Checksum);
         }
-        from_postcard(&[body, missing].concat())
+        if version < ROOT_VERSION {
+            return from_postcard(&[body, missing].concat());
+        }
+        let (features, body): (Features, &[u8]) = split_postcard(body)?;
+        features.check()?;
+        let root = Root { features, ..from_postcard(body)? };
+        match root.stores_are_valid() {
+            true => Ok(root),
+            false => Err(FormatError::Field("stores")),
+        }
+    }
+
+    /// Refuses lists that no writer makes (bytes from the metadata store, or from a device).
+    fn stores_are_valid(&self) -> bool {
+        let are_apart = self.stores.windows(2).all(|pair| pair[0].last < pair[1].first);
+        let are_above = self.stores.iter().all(|store| STORE_EPOCHS <= store.first && store.first <= store.last);
+        are_apart && are_above && (self.stores.is_empty() || self.features.has(Feature::Stores))
     }
 
     /// The volume that a segment with this number belongs to.
-    pub fn volume_of(&self, no: SegmentNo) -> VolumeId {
+    pub fn owner_of(&self, no: SegmentNo) -> VolumeId {
+        let store = self.stores.iter().find(|store| (store.first..=store.last).contains(&no.epoch));
+        if let Some(store) = store {
+            return store.volume;
+        }
         self.origins.iter().find(|origin| no.epoch <= origin.upto).map_or(self.volume, |origin| origin.volume)
     }
 
@@ -151,13 +188,14 @@ impl Root {
     }
 }
 
-/// What a body of that version ends in front of: no lists, no key, no tiers.
+/// What a body of that version ends in front of: no lists, no key, no tiers, no stores.
 fn missing(version: u16) -> Option<&'static [u8]> {
     match version {
         ROOT_VERSION => Some(&[]),
-        ROOT_VERSION_UNTIERED => Some(&[0; 2]),
-        ROOT_VERSION_PLAIN => Some(&[0; 3]),
-        ROOT_VERSION_ALONE => Some(&[0; 5]),
+        ROOT_VERSION_FEATURELESS => Some(&[0; 1]),
+        ROOT_VERSION_UNTIERED => Some(&[0; 3]),
+        ROOT_VERSION_PLAIN => Some(&[0; 4]),
+        ROOT_VERSION_ALONE => Some(&[0; 6]),
         _ => None,
     }
 }
@@ -186,7 +224,8 @@ mod tests {
         let family = Root { dependents: vec![dependent], ..root.clone() };
         let sealed = Root { key_id: Some(7), ..family.clone() };
         let over_devices = Root { layout: Layout::DeviceMirror { copies: 2 }, ..root.clone() };
-        for (version, root) in [(1, &root), (2, &family), (3, &sealed), (4, &over_devices)] {
+        let packed = Root { features: Features::default().with(Feature::Packed), ..root.clone() };
+        for (version, root) in [(1, &root), (2, &family), (3, &sealed), (4, &over_devices), (5, &packed)] {
             let bytes = root.encode();
             assert_eq!((bytes[4], root.version()), (version as u8, version));
             assert_eq!(Root::decode(&bytes).as_ref(), Ok(root));
@@ -201,14 +240,52 @@ mod tests {
     }
 
     #[test]
+    fn a_feature_that_is_not_known_is_told_whatever_the_rest_of_the_record_says() {
+        let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
+        let encoded = |body: &[u8]| {
+            let mut bytes = Root { features: Features::default().with(Feature::Heads), ..root.clone() }.encode();
+            bytes.truncate(6);
+            [&bytes[..], &crc32c(body).to_le_bytes(), body].concat()
+        };
+        assert_eq!(Root::decode(&encoded(&[1, 77, 0xff])), Err(FormatError::Feature(77)));
+        assert_eq!(Root::decode(&encoded(&[2, 3, 1])), Err(FormatError::Field("features")));
+        assert_eq!(Root::decode(&encoded(&[1, 3])), Err(FormatError::Field("postcard body")));
+        assert!(Root::decode(&encoded(&[])).is_err() && Root::decode(&encoded(&[0xff; 12])).is_err());
+        let told = FormatError::Feature(77).to_string();
+        assert!(told.starts_with("feature 77 of the format") && told.contains("newer"), "{told}");
+    }
+
+    #[test]
+    fn stores_are_apart_above_all_others_and_a_feature() {
+        let store = |first, last| Store { volume: VolumeId(7), first: Epoch(first), last: Epoch(last) };
+        let at = STORE_EPOCHS.0;
+        let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
+        let root = Root { features: Features::default().with(Feature::Stores), ..root };
+        let with = |stores: &[Store]| Root { stores: stores.to_vec(), ..root.clone() };
+        for good in [&[][..], &[store(at, at)], &[store(at, at + 4), store(at + 5, u64::MAX)]] {
+            assert_eq!(Root::decode(&with(good).encode()), Ok(with(good)));
+        }
+        for bad in [&[store(at - 1, at)][..], &[store(at + 1, at)], &[store(at, at + 4), store(at + 4, at + 5)]] {
+            assert_eq!(Root::decode(&with(bad).encode()), Err(FormatError::Field("stores")));
+        }
+        let unsaid = Root { features: Features::default(), ..with(&[store(at, at)]) };
+        assert_eq!(Root::decode(&unsaid.encode()), Err(FormatError::Field("stores")));
+    }
+
+    #[test]
     fn a_segments_number_tells_whose_it_is() {
         let mut root = Root::new(GridId(1), VolumeId(3), "vm1", 1 << 30, Layout::DEFAULT);
         let no = |epoch| SegmentNo { epoch: Epoch(epoch), counter: 7 };
-        assert_eq!(root.volume_of(no(0)), VolumeId(3));
+        assert_eq!(root.owner_of(no(0)), VolumeId(3));
         let origin = |upto, volume| Origin { upto: Epoch(upto), volume: VolumeId(volume) };
         root.origins = vec![origin(4, 1), origin(9, 2)];
-        let owners: Vec<u128> = [0, 4, 5, 9, 10].map(|epoch| root.volume_of(no(epoch)).0).to_vec();
+        let owners: Vec<u128> = [0, 4, 5, 9, 10].map(|epoch| root.owner_of(no(epoch)).0).to_vec();
         assert_eq!(owners, [1, 1, 2, 2, 3]);
+        let store = |first, last, volume| Store { volume: VolumeId(volume), first: Epoch(first), last: Epoch(last) };
+        let at = STORE_EPOCHS.0;
+        root.stores = vec![store(at, at + 9, 7), store(at + 20, u64::MAX, 8)];
+        let owners: Vec<u128> = [4, at - 1, at, at + 9, at + 10, at + 20].map(|e| root.owner_of(no(e)).0).to_vec();
+        assert_eq!(owners, [1, 3, 7, 7, 3, 8]);
         assert!(root.first_own() > no(9) && root.first_own() < no(10));
     }
 }

@@ -6,6 +6,8 @@ use holdfast_base::{
     VolumeId,
 };
 use holdfast_format::drive::{DriveReport, DriveTrouble};
+use holdfast_format::family::Store;
+use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::{CommitExtent, Record, SealedHeader, Source};
@@ -54,6 +56,25 @@ fn roots_of_all_versions() {
         if version == root(key_id, tiers).version() {
             assert_eq!(hex(&root(key_id, tiers).encode()), hex(&golden));
         }
+    }
+}
+
+#[test]
+fn roots_with_features() {
+    let plain = root(None, Tiers::default());
+    let packed = Features::default().with(Feature::Packed).with(Feature::WideKeys);
+    let first = Epoch(1 << 63);
+    let stores = vec![Store { volume: VolumeId(3), first, last: Epoch(first.0 + 4) }];
+    // The features stand in front of what version 4 has, the stores behind it.
+    let of_version_4 = "010203766d318080808004010201070901610000000000000000000000";
+    let with_stores = Root { features: packed.clone().with(Feature::Stores), stores, ..plain.clone() };
+    for (crc, features, stores, root) in [
+        ("e0538a2f", "020102", "00", Root { features: packed, ..plain }),
+        ("1f81225b", "03010205", "01038080808080808080800184808080808080808001", with_stores),
+    ] {
+        let golden = format!("484652540500{crc}{features}{of_version_4}{stores}");
+        assert_eq!(hex(&root.encode()), golden);
+        assert_eq!(Root::decode(&bytes(&golden)), Ok(root));
     }
 }
 

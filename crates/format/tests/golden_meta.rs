@@ -116,7 +116,10 @@ fn records_are_written_as_ever() {
     let host: HostRecord = stays(
         r#"{"home":"m","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"reactors":["a:8"],"knows_reactors":true}"#,
     );
-    assert!(host.knows_reactors && host.reactors == ["a:8"]);
+    assert!(host.knows_reactors && host.reactors == ["a:8"] && host.features.is_empty());
+    let host: HostRecord =
+        stays(r#"{"home":"m","reads_root":5,"features":[1,2],"answers":true,"runs_errands":true,"takes_spare":true}"#);
+    assert!(host.features == [1, 2]);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let reserved: ReservedRecord =
         stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);

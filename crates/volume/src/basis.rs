@@ -65,7 +65,7 @@ impl Basis {
 
     /// The id of a segment that the map names.
     pub(crate) fn segment_id(&self, no: SegmentNo) -> SegmentId {
-        no.of(self.root().volume_of(no))
+        no.of(self.root().owner_of(no))
     }
 
     /// Whether a segment is an origin's.

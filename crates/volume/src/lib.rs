@@ -28,6 +28,7 @@ pub use care::{Shares, Sharing};
 pub use controller::Controller;
 pub use io::quiesce;
 pub use map::{CloneInfo, Snapshot};
+pub use owner::root::FEATURES_SERVED;
 pub use segment::encrypt::Seal;
 pub use sharing::group::{GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use space::claims::Claim;

@@ -3,6 +3,7 @@
 mod support;
 
 use holdfast_base::{BLOCK_BYTES, Epoch, InstanceId, MetaVersion};
+use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_volume::{Event, Notice, State};
@@ -100,6 +101,29 @@ fn a_store_that_was_emptied_or_set_back_deposes_nobody() {
         world.span(Duration::from_secs(1));
         assert_eq!(doubts(&world), [true, false]);
     }
+}
+
+#[test]
+fn a_volume_that_uses_what_is_not_served_waits_says_what_and_is_as_it_was() {
+    let mut world = world();
+    let right = world.root.clone();
+    change(&mut world.root, |root| root.features = Features::default().with(Feature::Heads).with(Feature::Packed));
+    let unserved = world.root.clone();
+    let mut newer = unserved.clone();
+    newer.1[4] += 1;
+    for (root, told) in [(unserved, "feature 2 (packed)"), (newer, "newer release")] {
+        world.root = root.clone();
+        world.notices.clear();
+        world.begin_open();
+        world.span(Duration::from_secs(10));
+        assert_eq!(world.controller.state(), State::Opening);
+        let tells = |notice: &Notice| matches!(notice, Notice::OpenWaits { why } if why.contains(told));
+        assert_eq!(world.notices.iter().filter(|notice| tells(notice)).count(), 1, "{:?}", world.notices);
+        assert!(world.root == root, "nobody claims what it can't serve");
+    }
+    world.root = right;
+    world.open();
+    assert_eq!(world.read(0, BLOCK_BYTES as u64).len(), BLOCK_BYTES);
 }
 
 #[test]

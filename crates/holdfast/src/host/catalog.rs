@@ -301,7 +301,9 @@ impl Catalog {
         let key = root_key(volume);
         let value = meta.get(&key)?.map(|record| record.value);
         let told = |error| match error {
-            FormatError::Version(_) => format!("metadata record {key} was written by a newer release than this host's"),
+            FormatError::Version(_) | FormatError::Feature(_) => {
+                format!("metadata record {key} was written by a newer release than this host's")
+            }
             _ => format!("metadata record {key} is damaged"),
         };
         value

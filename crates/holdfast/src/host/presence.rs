@@ -19,6 +19,7 @@ use holdfast_cluster::View;
 use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, STEWARD_KEY, decode, encode, host_key};
 use holdfast_format::root::{ROOT_VERSION, Root};
 use holdfast_runtime::meta::{LeaseId, MetaError, MetaStore, Swap};
+use holdfast_volume::FEATURES_SERVED;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,9 +87,11 @@ fn host_records(meta: &Meta) -> Result<impl Iterator<Item = (String, Option<Host
 
 /// Refuses what would put a volume out of reach of a host that is there and of an older release.
 pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
-    let version = root.version();
-    let reads = |record: Option<HostRecord>| record.map_or(1, |record| record.reads_root.max(1)) >= version;
-    let old: Vec<String> = host_records(meta)?.filter(|(_, r)| !reads(r.clone())).map(|(h, _)| h).collect();
+    let serves = |record: Option<HostRecord>| {
+        let (reads, features) = record.map_or((0, Vec::new()), |record| (record.reads_root, record.features));
+        reads.max(1) >= root.version() && root.features.needed().all(|feature| features.contains(&feature))
+    };
+    let old: Vec<String> = host_records(meta)?.filter(|(_, r)| !serves(r.clone())).map(|(h, _)| h).collect();
     if !old.is_empty() {
         bail!(
             "{} could not serve volume {} then: its release is older than this host's. Bring it to the same one and \
@@ -184,6 +187,7 @@ impl Presence {
             reactors: addresses.collect(),
             knows_reactors: true,
             reads_root: ROOT_VERSION,
+            features: FEATURES_SERVED.iter().map(|feature| feature.number()).collect(),
             answers: true,
             runs_errands: true,
             takes_spare: true,
@@ -312,6 +316,7 @@ mod tests {
     use super::super::records::Records;
     use super::*;
     use holdfast_base::{GridId, MediaClass, VolumeId};
+    use holdfast_format::features::{Feature, Features};
     use holdfast_format::geometry::Layout;
     use holdfast_format::tier::Tiers;
     use holdfast_runtime::clock;
@@ -336,7 +341,7 @@ mod tests {
         let tiers = Tiers { capacity: Some(MediaClass::Hdd), ..Tiers::default() };
         let tiered = Root { tiers, ..root.clone() };
         check_can_serve(&meta, &tiered).unwrap();
-        let old = |version| format!("{{\"home\":\"z\"{version}}}").into_bytes();
+        let old = |version: &str| format!("{{\"home\":\"z\"{version}}}").into_bytes();
         let mut expect = MetaVersion::ABSENT;
         for version in ["", ",\"reads_root\":3"] {
             let swapped = meta.swap("host/old", expect, Some(&old(version)), None).unwrap();
@@ -345,6 +350,18 @@ mod tests {
             check_can_serve(&meta, &root).unwrap();
             let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
             assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
+        }
+        let packed = Root { features: Features::default().with(Feature::Packed), ..root.clone() };
+        for (features, hosts) in
+            [("", "a, b, old"), (",\"features\":[1]", "a, b, old"), (",\"features\":[1,2]", "a, b")]
+        {
+            let swapped =
+                meta.swap("host/old", expect, Some(&old(&format!(",\"reads_root\":5{features}"))), None).unwrap();
+            let Swap::Done(now) = swapped else { panic!("{swapped:?}") };
+            expect = now;
+            check_can_serve(&meta, &tiered).unwrap();
+            let refusal = check_can_serve(&meta, &packed).unwrap_err().to_string();
+            assert!(refusal.starts_with(&format!("{hosts} could not serve volume vm")), "{refusal}");
         }
         let records = Records::start(meta.clone(), false, None).unwrap();
         let all_take_spare = || {

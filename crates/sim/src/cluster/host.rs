@@ -534,6 +534,7 @@ impl Grid {
             home,
             address,
             reads_root,
+            features: Vec::new(),
             answers,
             runs_errands,
             takes_spare,

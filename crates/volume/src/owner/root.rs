@@ -9,8 +9,35 @@ use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
 use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
 use holdfast_cipher::VolumeKey;
+use holdfast_format::FormatError;
+use holdfast_format::features::{Feature, Features};
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
+
+/// Features of the format that volumes which this release serves may use.
+pub const FEATURES_SERVED: &[Feature] = &[];
+
+macro_rules! not_served {
+    ($feature:literal) => {
+        concat!(
+            "the volume uses feature ",
+            $feature,
+            " of the format, which this release does not serve: use the one that turned it on, or a newer one"
+        )
+    };
+}
+
+/// Why a volume that uses these can't be opened.
+fn why_not_served(features: &Features) -> Option<&'static str> {
+    let feature = features.needed().filter_map(Feature::of).find(|feature| !FEATURES_SERVED.contains(feature))?;
+    Some(match feature {
+        Feature::WideKeys => not_served!("1 (wide keys)"),
+        Feature::Packed => not_served!("2 (packed)"),
+        Feature::Heads => not_served!("3 (heads)"),
+        Feature::Replies => not_served!("4 (replies)"),
+        Feature::Stores => not_served!("5 (stores)"),
+    })
+}
 
 /// Why the record is being changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -263,6 +290,10 @@ impl Controller {
         };
         match Root::decode(bytes) {
             Ok(root) if root.deleted => self.opening_waits("the volume was deleted", out),
+            Ok(root) if let Some(why) = why_not_served(&root.features) => {
+                self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
+                self.opening_waits(why, out);
+            }
             Ok(root) if root.key_id != self.basis.config.key.as_ref().map(VolumeKey::id) => {
                 // Nothing is read without it, and nothing may be written with another, or in plain.
                 self.opening_waits("the volume's key is not the one that it is encrypted with", out);
@@ -277,9 +308,14 @@ impl Controller {
                 self.basis.replace_root(root);
                 self.on_root_known(out);
             }
-            Err(_) => {
+            Err(error) => {
                 self.root.retry_at = Some(self.basis.now + DOUBT_FOR);
-                self.opening_waits("the volume's root record can't be read", out);
+                let is_newer = matches!(error, FormatError::Version(_) | FormatError::Feature(_));
+                let why = match is_newer {
+                    true => "the volume's root record is of a newer release: use that one, or a later",
+                    false => "the volume's root record can't be read",
+                };
+                self.opening_waits(why, out);
             }
         }
     }

@@ -447,7 +447,7 @@ impl Controller {
         let lost = self.family.lost.first().or(self.family.away.first()).map(|(no, _)| *no);
         let Some(from) = waiting.or(lost).filter(|_| self.basis.now >= self.family.look_at) else { return };
         self.family.look_at = self.basis.now + LOOK_EVERY;
-        let volume = self.root().volume_of(from);
+        let volume = self.root().owner_of(from);
         let before = match (from.counter.checked_sub(1), from.epoch.0.checked_sub(1)) {
             (Some(counter), _) => Some(SegmentNo { counter, ..from }),
             (None, Some(epoch)) => Some(SegmentNo { epoch: Epoch(epoch), counter: u64::MAX }),
@@ -523,7 +523,7 @@ impl Controller {
     fn end_look(&mut self, out: Out) {
         let Some(look) = self.family.look.take() else { return };
         let root = self.basis.root();
-        let covered = self.segments.iter_from(look.from).take_while(|(no, _)| look.covers(root.volume_of(*no), *no));
+        let covered = self.segments.iter_from(look.from).take_while(|(no, _)| look.covers(root.owner_of(*no), *no));
         let mut corrected = Vec::new();
         for (no, info) in covered {
             for (index, home) in info.homes.iter().enumerate().filter(|(_, home)| !look.silent.contains(home)) {
@@ -542,7 +542,7 @@ impl Controller {
         let root = self.basis.root();
         // Who gave no list may hold them.
         let is_done = |(no, index): &(SegmentNo, u8)| {
-            look.covers(root.volume_of(*no), *no) && (is_whole || look.found.contains_key(&(*no, *index)))
+            look.covers(root.owner_of(*no), *no) && (is_whole || look.found.contains_key(&(*no, *index)))
         };
         let is_missing = self.family.lost.iter().any(|shard| is_done(shard) && !look.found.contains_key(shard));
         self.family.lost.retain(|shard| !is_done(shard));
@@ -550,7 +550,7 @@ impl Controller {
         if is_missing {
             self.family.look_at = self.basis.now + LOOK_AGAIN.min(self.basis.config.rebuild_after / 2).max(LOOK_EVERY);
         }
-        let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.volume_of(*no), *no);
+        let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.owner_of(*no), *no);
         let told: Vec<(SegmentNo, Token)> = self.family.waiting.extract_if(.., is_told).collect();
         for (_, token) in told {
             self.drive_fetcher(out, |fetcher, around, out| fetcher.ask_anew(around, token, out));
