@@ -66,6 +66,10 @@ id128!(
     /// One opening of one volume by one process: the nonce of root swaps (protocol rule 4) and of promises (rule 6).
     InstanceId
 );
+id128!(
+    /// One client of a volume, over all of its connections: who its answers are remembered for.
+    AssociationId
+);
 
 macro_rules! id_int {
     ($(#[$doc:meta])* $name:ident, $int:ty, $prefix:literal) => {

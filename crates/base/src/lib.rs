@@ -25,11 +25,12 @@ pub use buf::{Buf, BufMut};
 pub use checksum::{BlockCrc, block_crcs, crc32c, seeded_crc32c};
 pub use effects::Effects;
 pub use ids::{
-    DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
+    AssociationId, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId,
+    ShardId, VolumeId,
 };
 pub use media::MediaClass;
 pub use meta::{MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;
 pub use slab::{Slab, Token};
 pub use time::Instant;
-pub use units::{BLOCK_BYTES, Key, Lba, OBJECT_BLOCKS_MAX};
+pub use units::{BLOCK_BYTES, Key, KeyWidth, Lba, OBJECT_BLOCKS_MAX};

@@ -17,13 +17,65 @@ impl fmt::Debug for Lba {
     }
 }
 
-/// Bits of a key that hold the block; the rest hold the object: 4 PiB an object, 16 Mi objects a volume.
-const LBA_BITS: u32 = 40;
+/// How many bits of a key hold the block, for a whole volume; the rest hold the object.
+///
+/// What lies in the first 256 TiB of an object has the same key in both: there object n is object n × 16 of wide keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyWidth {
+    /// 40: 4 PiB an object, 16 Mi objects a volume.
+    Narrow,
+    /// 36: 256 TiB an object, 256 Mi objects a volume.
+    Wide,
+}
+
+impl KeyWidth {
+    pub const fn lba_bits(self) -> u32 {
+        match self {
+            KeyWidth::Narrow => 40,
+            KeyWidth::Wide => 36,
+        }
+    }
+
+    /// Largest number of blocks that an object can have.
+    pub const fn object_blocks_max(self) -> u64 {
+        1 << self.lba_bits()
+    }
+
+    /// Objects have lower numbers.
+    pub const fn objects_max(self) -> u32 {
+        1 << (u64::BITS - self.lba_bits())
+    }
+
+    /// `None` for an object or a block that has no key of this width.
+    pub fn encode(self, object: ObjectId, lba: Lba) -> Option<u64> {
+        let has_key = object.0 < self.objects_max() && lba.0 < self.object_blocks_max();
+        has_key.then_some(u64::from(object.0) << self.lba_bits() | lba.0)
+    }
+
+    pub fn decode(self, key: u64) -> (ObjectId, Lba) {
+        (ObjectId((key >> self.lba_bits()) as u32), Lba(key & (self.object_blocks_max() - 1)))
+    }
+
+    /// The number that an object of a volume with such keys has in wide ones.
+    pub fn widened(self, object: ObjectId) -> Option<ObjectId> {
+        let (wide, _) = KeyWidth::Wide.decode(self.encode(object, Lba(0))?);
+        Some(wide)
+    }
+
+    /// The other way; `None` for one that no object with such keys has.
+    pub fn of_wide(self, object: ObjectId) -> Option<ObjectId> {
+        let (own, lba) = self.decode(KeyWidth::Wide.encode(object, Lba(0))?);
+        (lba == Lba(0)).then_some(own)
+    }
+}
+
+/// Bits of a key that hold the block.
+const LBA_BITS: u32 = KeyWidth::Narrow.lba_bits();
 
 /// Largest number of blocks that an object can have.
-pub const OBJECT_BLOCKS_MAX: u64 = 1 << LBA_BITS;
+pub const OBJECT_BLOCKS_MAX: u64 = KeyWidth::Narrow.object_blocks_max();
 
-/// (object, block) in one integer, ordered by object, then by block.
+/// (object, block) in one integer, ordered by object, then by block; narrow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 pub struct Key(pub u64);
 
@@ -66,6 +118,38 @@ mod tests {
         assert!(a < b);
         assert_eq!(b.object(), ObjectId(1));
         assert_eq!(a.lba(), Lba(OBJECT_BLOCKS_MAX - 1));
+    }
+
+    #[test]
+    fn keys_of_both_widths_read_back_and_others_are_none() {
+        for width in [KeyWidth::Narrow, KeyWidth::Wide] {
+            let (object, block) = (width.objects_max() - 1, width.object_blocks_max() - 1);
+            assert_eq!(width.encode(ObjectId(object), Lba(block)), Some(u64::MAX));
+            assert_eq!(width.encode(ObjectId(object + 1), Lba(0)), None);
+            assert_eq!(width.encode(ObjectId(0), Lba(block + 1)), None);
+            for key in [0, 1, 1 << 36, (1 << 40) - 1, 1 << 40, 0x0123_4567_89ab_cdef, u64::MAX] {
+                let (object, lba) = width.decode(key);
+                assert_eq!(width.encode(object, lba), Some(key));
+            }
+        }
+        assert_eq!(KeyWidth::Narrow.encode(ObjectId(3), Lba(5)), Some(Key::new(ObjectId(3), Lba(5)).0));
+        assert_eq!((KeyWidth::Wide.objects_max(), KeyWidth::Wide.object_blocks_max() << 12), (1 << 28, 256 << 40));
+    }
+
+    #[test]
+    fn an_object_of_256_tib_keeps_its_keys_when_they_become_wide() {
+        let last = Lba(KeyWidth::Wide.object_blocks_max() - 1);
+        for object in [0, 1, 7, (1 << 24) - 1].map(ObjectId) {
+            let wide = KeyWidth::Narrow.widened(object).expect("it has keys");
+            assert_eq!((wide.0, KeyWidth::Narrow.of_wide(wide)), (object.0 * 16, Some(object)));
+            for lba in [Lba(0), Lba(77), last] {
+                assert_eq!(KeyWidth::Narrow.encode(object, lba), KeyWidth::Wide.encode(wide, lba));
+            }
+            assert_eq!((KeyWidth::Wide.widened(wide), KeyWidth::Wide.of_wide(wide)), (Some(wide), Some(wide)));
+        }
+        assert_eq!(KeyWidth::Narrow.widened(ObjectId(1 << 24)), None);
+        assert_eq!(KeyWidth::Narrow.of_wide(ObjectId(17)), None);
+        assert_eq!(KeyWidth::Wide.of_wide(ObjectId(1 << 28)), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::ledger::LedgerRef;
 use crate::record::{Checkpoint, SegmentNo};
 use crate::tier::Tiers;
 use crate::{FormatError, from_postcard, split_postcard, to_postcard};
-use holdfast_base::{Epoch, GridId, InstanceId, Lsn, VolumeId, crc32c};
+use holdfast_base::{Epoch, GridId, InstanceId, KeyWidth, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
 
 /// Key of a volume's root record.
@@ -182,6 +182,14 @@ impl Root {
         self.origins.last().map_or_else(SegmentNo::default, |o| SegmentNo { epoch: o.upto.next(), counter: 0 })
     }
 
+    /// How its keys are divided.
+    pub fn key_width(&self) -> KeyWidth {
+        match self.features.has(Feature::WideKeys) {
+            true => KeyWidth::Wide,
+            false => KeyWidth::Narrow,
+        }
+    }
+
     /// The ledger that takes appends, if the volume has been served yet.
     pub fn open_ledger(&self) -> Option<&LedgerRef> {
         self.ledgers.last().filter(|l| l.sealed.is_none())
@@ -225,6 +233,8 @@ mod tests {
         let sealed = Root { key_id: Some(7), ..family.clone() };
         let over_devices = Root { layout: Layout::DeviceMirror { copies: 2 }, ..root.clone() };
         let packed = Root { features: Features::default().with(Feature::Packed), ..root.clone() };
+        let wide = Root { features: packed.features.clone().with(Feature::WideKeys), ..root.clone() };
+        assert_eq!((packed.key_width(), wide.key_width()), (KeyWidth::Narrow, KeyWidth::Wide));
         for (version, root) in [(1, &root), (2, &family), (3, &sealed), (4, &over_devices), (5, &packed)] {
             let bytes = root.encode();
             assert_eq!((bytes[4], root.version()), (version as u8, version));
