@@ -72,6 +72,7 @@ pub fn encode(grid: GridId, shard: ShardId, bytes: &[u8]) -> (u32, Vec<u8>) {
         index: SegmentIndex::Meta,
         payload_crcs: crcs,
         sealed: false,
+        packed: None,
     };
     let header = header.encode();
     ((header.len() / BLOCK_BYTES) as u32, [header, data].concat())

@@ -244,6 +244,7 @@ impl Geometry {
             && u16::from(self.data) + u16::from(self.parity) <= u16::from(CODE_WIDTH_MAX)
             && u16::from(self.copies) * (u16::from(self.data) + u16::from(self.parity)) <= 64
             && self.stripe_blocks >= 1
+            && self.stripe_blocks.checked_mul(u32::from(self.data)).is_some()
             && self.payload_blocks >= 1
     }
 
@@ -285,6 +286,11 @@ impl Geometry {
 
     fn row_blocks(&self) -> u32 {
         self.stripe_blocks * u32::from(self.data)
+    }
+
+    /// The last row is as long as the others.
+    pub fn has_whole_rows(&self) -> bool {
+        self.payload_blocks.is_multiple_of(self.row_blocks())
     }
 
     fn full_rows(&self) -> u32 {

@@ -11,6 +11,7 @@ pub mod features;
 pub mod geometry;
 pub mod ledger;
 pub mod meta;
+pub mod packing;
 pub mod portal;
 pub mod record;
 pub mod root;

@@ -2,11 +2,19 @@
 //!
 //! A node keeps an entry as opaque header bytes plus payload blocks with their checksums; only controllers read headers.
 //! Live operation and replay apply the same records by the same code.
+//!
+//! A record is written in the oldest version that says all of it. In version 1 layers have the numbers of narrow keys,
+//! in version 3 those of wide ones, whatever the volume's are. Version 2 is another header around either.
 
+use crate::family::STORE_EPOCHS;
+use crate::features::Feature;
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
+use crate::packing::StoredLengths;
 use crate::{FormatError, from_postcard, to_postcard};
-use holdfast_base::{BlockCrc, Epoch, HeadId, InstanceId, Key, Lsn, ObjectId, SegmentId, VolumeId};
+use holdfast_base::{
+    AssociationId, BlockCrc, Epoch, HeadId, InstanceId, Key, KeyWidth, Lsn, ObjectId, SegmentId, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 
 /// A segment's number inside its volume: unique for ever, since counters only rise and every owner's epoch is new.
@@ -28,7 +36,8 @@ impl From<SegmentId> for SegmentNo {
     }
 }
 
-/// What an extent of a commit replaces; it is applied only where the map still names this (protocol rule 12).
+/// What an extent of a commit replaces; it is applied only where the map still names this (protocol rule 12). It tells
+/// of the extent's first block; those of the others follow, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Source {
     /// Data destaged from the log entry with this LSN.
@@ -37,6 +46,9 @@ pub enum Source {
     Segment { segment: SegmentNo, block: u32 },
     /// A bulk write that never was in the log: it takes effect with this record's LSN, unconditionally.
     Bypass,
+    /// Data moved out of a packed segment: where its first unit starts. The others follow by the extent's own lengths,
+    /// since units are moved as they lie; one that was not is an extent by itself.
+    Packed { segment: SegmentNo, granule: u32 },
 }
 
 /// A run of volume blocks in a segment; runs follow each other in the payload without gaps.
@@ -57,6 +69,73 @@ pub struct SegmentCommit {
     pub extents: Vec<CommitExtent>,
     /// Checksum of each payload block.
     pub crcs: Vec<BlockCrc>,
+}
+
+/// A commit of a packed segment: its payload is the units of its extents, from granule 0 on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PackedCommit {
+    /// Its checksums are of the blocks, as they were before they were packed.
+    pub commit: SegmentCommit,
+    pub lengths: StoredLengths,
+}
+
+/// A state of a store's catalogue, which tells what may be shared: rising, since each of its owners has a new epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct CatalogueNo {
+    pub epoch: Epoch,
+    pub counter: u64,
+}
+
+/// Blocks that a store has, too: named there from here on, where the map still names the source.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SharedExtent {
+    pub key: Key,
+    pub blocks: u32,
+    pub source: Source,
+    /// The store's.
+    pub segment: SegmentNo,
+    /// Where the first unit starts there.
+    pub granule: u32,
+    pub lengths: StoredLengths,
+    pub crcs: Vec<BlockCrc>,
+}
+
+impl SharedExtent {
+    fn is_valid(&self) -> bool {
+        let blocks = u64::from(self.blocks);
+        self.lengths.len() == blocks
+            && self.crcs.len() as u64 == blocks
+            && self.lengths.fit_from(self.granule)
+            && self.segment.epoch >= STORE_EPOCHS
+            && self.source != Source::Bypass
+    }
+}
+
+/// Content that is shared from here on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Share {
+    /// The state of the store's catalogue that it was made under.
+    pub catalogue: CatalogueNo,
+    pub extents: Vec<SharedExtent>,
+}
+
+/// A request that may not be carried out twice. One with the same origin and another content is another request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Call {
+    pub association: AssociationId,
+    /// Which of the association's.
+    pub sequence: u64,
+    /// By the numbers of the association's protocol.
+    pub procedure: u32,
+    pub arguments_crc: u32,
+}
+
+/// The answer to one, to be given again to who asks again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Replied {
+    pub call: Call,
+    /// In the words of the protocol.
+    pub outcome: Vec<u8>,
 }
 
 /// Where a run of metadata bytes lies: the segment, self-contained, since it is read before any map is there.
@@ -144,10 +223,40 @@ pub enum Record {
         to: ObjectId,
         live: ObjectId,
     },
+    /// As `Commit`, of a packed segment.
+    CommitPacked(PackedCommit),
+    Share(Share),
+    /// The volume knows what a store's catalogue says up to here.
+    Catalogue(CatalogueNo),
+    /// A new head that stands on no snapshot.
+    Head {
+        head: HeadId,
+        live: ObjectId,
+        /// Under which the operator's records know it.
+        id: VolumeId,
+        size_bytes: u64,
+    },
+    /// As `Write`, by a request that has an answer to be kept.
+    WriteReplied {
+        key: Key,
+        blocks: u32,
+        reply: Replied,
+    },
+    /// Such a request that changed nothing.
+    Replied(Replied),
+    /// The volume remembers this under that name, in place of what it did; no snapshot has it, and no rollback undoes it.
+    Attribute {
+        name: String,
+        value: Vec<u8>,
+        reply: Option<Replied>,
+    },
 }
 
-/// Version byte in front of every record.
+/// Version byte in front of every record that has nothing of what came later.
 const RECORD_VERSION: u8 = 1;
+
+/// The records behind `Rollback`, sources in packed segments, and numbers of layers as wide keys have them.
+const RECORD_VERSION_WIDE: u8 = 3;
 
 /// Version byte in front of the header of an entry whose payload is encrypted: instance, tag, and the record as above.
 const SEALED_VERSION: u8 = 2;
@@ -182,30 +291,148 @@ impl SealedHeader<'_> {
 }
 
 impl Record {
+    /// The oldest version that says all of it.
+    fn version(&self) -> u8 {
+        match self.feature() {
+            None => RECORD_VERSION,
+            Some(_) => RECORD_VERSION_WIDE,
+        }
+    }
+
+    /// The feature that a volume has to use for there to be such a record of it.
+    pub fn feature(&self) -> Option<Feature> {
+        match self {
+            Record::Commit(commit) => {
+                let is_packed = |extent: &CommitExtent| matches!(extent.source, Source::Packed { .. });
+                commit.extents.iter().any(is_packed).then_some(Feature::Packed)
+            }
+            Record::CommitPacked(_) => Some(Feature::Packed),
+            Record::Share(_) | Record::Catalogue(_) => Some(Feature::Stores),
+            Record::Head { .. } => Some(Feature::Heads),
+            Record::WriteReplied { .. } | Record::Replied(_) | Record::Attribute { .. } => Some(Feature::Replies),
+            Record::Write { .. }
+            | Record::Discard { .. }
+            | Record::Free { .. }
+            | Record::Rehome { .. }
+            | Record::Checkpoint(_)
+            | Record::Noop
+            | Record::Snapshot { .. }
+            | Record::DropSnapshot { .. }
+            | Record::Clone { .. }
+            | Record::DropClone { .. }
+            | Record::ResizeClone { .. }
+            | Record::Rollback { .. } => None,
+        }
+    }
+
+    /// The numbers of layers in it; those in keys are not among them.
+    fn layers(&mut self) -> [Option<&mut ObjectId>; 2] {
+        match self {
+            Record::Snapshot { frozen, live, .. } => [Some(frozen), Some(live)],
+            Record::DropSnapshot { layer } => [Some(layer), None],
+            Record::Clone { of, live, .. } => [Some(of), Some(live)],
+            Record::Rollback { to, live, .. } => [Some(to), Some(live)],
+            Record::Head { live, .. } => [Some(live), None],
+            Record::Write { .. }
+            | Record::Discard { .. }
+            | Record::Commit(_)
+            | Record::Free { .. }
+            | Record::Rehome { .. }
+            | Record::Checkpoint(_)
+            | Record::Noop
+            | Record::DropClone { .. }
+            | Record::ResizeClone { .. }
+            | Record::CommitPacked(_)
+            | Record::Share(_)
+            | Record::Catalogue(_)
+            | Record::WriteReplied { .. }
+            | Record::Replied(_)
+            | Record::Attribute { .. } => [None, None],
+        }
+    }
+
+    /// In a volume with narrow keys.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![RECORD_VERSION];
-        bytes.extend_from_slice(&to_postcard(self));
+        self.encode_in(KeyWidth::Narrow)
+    }
+
+    /// In a volume with such keys.
+    pub fn encode_in(&self, width: KeyWidth) -> Vec<u8> {
+        let version = if width == KeyWidth::Wide { RECORD_VERSION_WIDE } else { self.version() };
+        let mut bytes = vec![version];
+        if version == RECORD_VERSION {
+            bytes.extend_from_slice(&to_postcard(self));
+            return bytes;
+        }
+        let mut said = self.clone();
+        for layer in said.layers().into_iter().flatten() {
+            *layer = width.widened(*layer).expect("a layer has a number that keys can have");
+        }
+        bytes.extend_from_slice(&to_postcard(&said));
         bytes
     }
 
+    /// In a volume with narrow keys.
     pub fn decode(bytes: &[u8]) -> Result<Record, FormatError> {
+        Record::decode_in(KeyWidth::Narrow, bytes)
+    }
+
+    /// In a volume with such keys: that is how its layers are numbered then, whatever they were when it was written.
+    pub fn decode_in(width: KeyWidth, bytes: &[u8]) -> Result<Record, FormatError> {
         let (version, body) = bytes.split_first().ok_or(FormatError::Truncated)?;
-        if *version != RECORD_VERSION {
+        if ![RECORD_VERSION, RECORD_VERSION_WIDE].contains(version) {
             return Err(FormatError::Version(u16::from(*version)));
         }
-        let record: Record = from_postcard(body)?;
-        if let Record::Commit(commit) = &record {
-            let blocks: u64 = commit.extents.iter().map(|e| u64::from(e.blocks)).sum();
-            let geometry = &commit.geometry;
-            if !geometry.is_valid()
-                || blocks != u64::from(geometry.payload_blocks)
-                || commit.crcs.len() as u64 != blocks
-                || commit.homes.len() != usize::from(geometry.shard_count())
-            {
-                return Err(FormatError::Field("segment commit"));
-            }
+        let mut record: Record = from_postcard(body)?;
+        if *version < record.version() {
+            return Err(FormatError::Field("record of a later version"));
         }
+        for layer in record.layers().into_iter().flatten() {
+            let own = match (*version, width) {
+                (RECORD_VERSION, KeyWidth::Narrow) => Some(*layer),
+                (RECORD_VERSION, KeyWidth::Wide) => KeyWidth::Narrow.widened(*layer),
+                _ => width.of_wide(*layer),
+            };
+            *layer = own.ok_or(FormatError::Field("layer"))?;
+        }
+        record.check()?;
         Ok(record)
+    }
+
+    /// Refuses what does not add up.
+    fn check(&self) -> Result<(), FormatError> {
+        let (name, is_valid) = match self {
+            Record::Commit(commit) => {
+                let is_one = |e: &CommitExtent| e.blocks == 1 || !matches!(e.source, Source::Packed { .. });
+                let is_payload = commit.blocks() == u64::from(commit.geometry.payload_blocks);
+                ("segment commit", commit.adds_up() && is_payload && commit.extents.iter().all(is_one))
+            }
+            Record::CommitPacked(PackedCommit { commit, lengths }) => {
+                let are_lengths = lengths.len() == commit.blocks() && lengths.fill(&commit.geometry);
+                ("packed commit", commit.adds_up() && are_lengths)
+            }
+            Record::Share(share) => {
+                let are_stores = share.catalogue.epoch >= STORE_EPOCHS;
+                ("share", are_stores && share.extents.iter().all(SharedExtent::is_valid))
+            }
+            Record::Catalogue(no) => ("catalogue", no.epoch >= STORE_EPOCHS),
+            _ => return Ok(()),
+        };
+        if is_valid { Ok(()) } else { Err(FormatError::Field(name)) }
+    }
+}
+
+impl SegmentCommit {
+    /// Of the volume.
+    fn blocks(&self) -> u64 {
+        self.extents.iter().map(|extent| u64::from(extent.blocks)).sum()
+    }
+
+    /// Its shape is one, each shard has a home, and each block a checksum.
+    fn adds_up(&self) -> bool {
+        self.geometry.is_valid()
+            && self.crcs.len() as u64 == self.blocks()
+            && self.homes.len() == usize::from(self.geometry.shard_count())
     }
 }
 
@@ -251,6 +478,117 @@ mod tests {
         ] {
             assert_eq!(Record::decode(&record.encode()), Ok(record));
         }
+    }
+
+    fn lengths(bytes: &[u8]) -> StoredLengths {
+        StoredLengths::try_from(bytes.to_vec()).expect("they are lengths")
+    }
+
+    fn packed_commit() -> PackedCommit {
+        let geometry = Geometry::new(Layout::DEFAULT, 32);
+        PackedCommit { commit: SegmentCommit { geometry, ..commit() }, lengths: lengths(&[63, 0x40, 0xbf]) }
+    }
+
+    fn replied() -> Replied {
+        let call = Call { association: AssociationId(9), sequence: 7, procedure: 0x89, arguments_crc: u32::MAX };
+        Replied { call, outcome: vec![0, 1, 2] }
+    }
+
+    fn share() -> Share {
+        let segment = SegmentNo { epoch: STORE_EPOCHS, counter: 5 };
+        let source = Source::Packed { segment: commit().segment, granule: 70 };
+        let lengths = lengths(&[0x41, 0x80]);
+        let extent = SharedExtent { key: Key(8), blocks: 2, source, segment, granule: 3, lengths, crcs: vec![5, 6] };
+        Share { catalogue: CatalogueNo { epoch: STORE_EPOCHS, counter: 3 }, extents: vec![extent] }
+    }
+
+    /// One at least of each feature.
+    fn later_records() -> Vec<Record> {
+        let mut unpacked = commit();
+        unpacked.extents[1].source = Source::Packed { segment: commit().segment, granule: 99 };
+        vec![
+            Record::Commit(unpacked),
+            Record::CommitPacked(packed_commit()),
+            Record::Share(share()),
+            Record::Catalogue(share().catalogue),
+            Record::Head { head: HeadId(70_000), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 },
+            Record::WriteReplied { key: Key(1 << 40), blocks: 2, reply: replied() },
+            Record::Replied(replied()),
+            Record::Attribute { name: "reserve".to_string(), value: vec![9; 40], reply: Some(replied()) },
+            Record::Attribute { name: String::new(), value: Vec::new(), reply: None },
+        ]
+    }
+
+    #[test]
+    fn what_came_later_reads_back_in_its_version_and_in_none_before() {
+        for record in later_records() {
+            let mut bytes = record.encode();
+            assert_eq!((bytes[0], Record::decode(&bytes).as_ref()), (3, Ok(&record)));
+            assert!(record.feature().is_some());
+            bytes[0] = 1;
+            assert_eq!(Record::decode(&bytes), Err(FormatError::Field("record of a later version")));
+        }
+    }
+
+    #[test]
+    fn layers_have_the_numbers_of_their_volume_however_they_are_written() {
+        let (narrow, wide) = (KeyWidth::Narrow, KeyWidth::Wide);
+        let of = |n: u32| Record::Rollback { head: HeadId(1), to: ObjectId(3 * n), live: ObjectId(10 * n) };
+        assert_eq!((of(1).encode()[0], of(16).encode_in(wide)[0]), (1, 3));
+        // A volume whose keys have become wide replays what was written before.
+        assert_eq!(Record::decode_in(wide, &of(1).encode()), Ok(of(16)));
+        assert_eq!(Record::decode_in(wide, &of(16).encode_in(wide)), Ok(of(16)));
+        let head = |n: u32| Record::Head { head: HeadId(1), live: ObjectId(n), id: VolumeId(7), size_bytes: 1 };
+        assert_eq!(head(2).encode(), head(32).encode_in(wide));
+        assert_eq!(Record::decode_in(wide, &head(2).encode()), Ok(head(32)));
+        assert_eq!(Record::decode_in(narrow, &head(33).encode_in(wide)), Err(FormatError::Field("layer")));
+        let beyond = Record::DropSnapshot { layer: ObjectId(1 << 28) }.encode();
+        assert_eq!(Record::decode_in(wide, &beyond), Err(FormatError::Field("layer")));
+        let snapshot = |n: u32| Record::Snapshot {
+            head: HeadId(1),
+            frozen: ObjectId(n),
+            live: ObjectId(2 * n),
+            name: "a".to_string(),
+            created_ms: 5,
+            size_bytes: 6,
+        };
+        assert_eq!(Record::decode_in(wide, &snapshot(1).encode()), Ok(snapshot(16)));
+        let key = Record::Discard { key: Key(1 << 40), blocks: 1 };
+        assert_eq!(Record::decode_in(wide, &key.encode_in(wide)), Ok(key), "keys are the same number");
+    }
+
+    #[test]
+    fn packed_commits_and_shares_that_do_not_add_up_are_refused() {
+        let good = packed_commit;
+        let refused = |change: &dyn Fn(&mut PackedCommit)| {
+            let mut bad = good();
+            change(&mut bad);
+            let decoded = Record::decode(&Record::CommitPacked(bad).encode());
+            assert_eq!(decoded, Err(FormatError::Field("packed commit")));
+        };
+        refused(&|bad| bad.lengths = lengths(&[63, 0x40]));
+        refused(&|bad| bad.commit.crcs.push(1));
+        refused(&|bad| bad.commit.extents[0].blocks = 9);
+        refused(&|bad| bad.commit.homes.truncate(2));
+        refused(&|bad| bad.commit.geometry.payload_blocks = 31);
+        refused(&|bad| bad.commit.geometry.stripe_blocks = u32::MAX);
+        let refused = |change: &dyn Fn(&mut Share)| {
+            let mut bad = share();
+            change(&mut bad);
+            assert_eq!(Record::decode(&Record::Share(bad).encode()), Err(FormatError::Field("share")));
+        };
+        refused(&|bad| bad.catalogue.epoch = Epoch(4));
+        refused(&|bad| bad.extents[0].segment.epoch = Epoch(4));
+        refused(&|bad| bad.extents[0].source = Source::Bypass);
+        refused(&|bad| bad.extents[0].blocks = 3);
+        refused(&|bad| bad.extents[0].crcs = vec![5]);
+        refused(&|bad| bad.extents[0].granule = 1023);
+        refused(&|bad| bad.extents[0].granule = u32::MAX);
+        let own = Record::Catalogue(CatalogueNo { epoch: Epoch(4), counter: 3 });
+        assert_eq!(Record::decode(&own.encode()), Err(FormatError::Field("catalogue")));
+        let mut recoded = commit();
+        recoded.extents[0].source = Source::Packed { segment: commit().segment, granule: 0 };
+        assert_eq!(Record::decode(&Record::Commit(recoded).encode()), Err(FormatError::Field("segment commit")));
     }
 
     #[test]

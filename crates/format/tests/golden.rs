@@ -2,17 +2,21 @@
 //! docs/FORMAT.md.
 
 use holdfast_base::{
-    BLOCK_BYTES, DeviceId, Epoch, GridId, InstanceId, Key, LedgerId, Lsn, MediaClass, NodeId, SegmentId, ShardId,
-    VolumeId,
+    AssociationId, BLOCK_BYTES, DeviceId, Epoch, GridId, HeadId, InstanceId, Key, KeyWidth, Lba, LedgerId, Lsn,
+    MediaClass, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
 };
 use holdfast_format::drive::{DriveReport, DriveTrouble};
-use holdfast_format::family::Store;
+use holdfast_format::family::{STORE_EPOCHS, Store};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
-use holdfast_format::record::{CommitExtent, Record, SealedHeader, Source};
+use holdfast_format::packing::StoredLengths;
+use holdfast_format::record::{
+    Call, CatalogueNo, CommitExtent, PackedCommit, Record, Replied, SealedHeader, SegmentCommit, SegmentNo, Share,
+    SharedExtent, Source,
+};
 use holdfast_format::root::Root;
-use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::segment::{PackedPayload, SegmentIndex, ShardHeader};
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::*;
@@ -79,6 +83,22 @@ fn roots_with_features() {
 }
 
 #[test]
+fn keys_of_both_widths() {
+    let (narrow, wide) = (KeyWidth::Narrow, KeyWidth::Wide);
+    for (key, width, object, block) in [
+        (0x0000_0100_0000_0007, narrow, 1, 7),
+        (0x0000_0100_0000_0007, wide, 16, 7),
+        (0xffff_ff00_0000_0000, narrow, (1 << 24) - 1, 0),
+        (0x0000_0010_0000_0000, narrow, 0, 1 << 36),
+        (0x0000_0010_0000_0000, wide, 1, 0),
+        (0xffff_fff0_0000_0000, wide, (1 << 28) - 1, 0),
+    ] {
+        assert_eq!(width.encode(ObjectId(object), Lba(block)), Some(key));
+        assert_eq!(width.decode(key), (ObjectId(object), Lba(block)));
+    }
+}
+
+#[test]
 fn headers_of_entries() {
     let record = Record::Write { key: Key(300), blocks: 2 }.encode();
     assert_eq!(hex(&record), "0100ac0202");
@@ -87,6 +107,58 @@ fn headers_of_entries() {
     let golden = concat!("02", "100f0e0d0c0b0a090807060504030201", "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf", "0100ac0202");
     assert_eq!(hex(&header.encode()), golden);
     assert_eq!(SealedHeader::decode(&bytes(golden)), Some(header));
+}
+
+#[test]
+fn records_of_version_3() {
+    let leg = |n: u32| Leg { node: NodeId(n), device: DeviceId(u128::from(n) + 4) };
+    let segment = SegmentNo { epoch: Epoch(4), counter: 9 };
+    let shared = SegmentNo { epoch: STORE_EPOCHS, counter: 6 };
+    let lengths = |bytes: &[u8]| StoredLengths::try_from(bytes.to_vec()).unwrap();
+    let of = |source, blocks| CommitExtent { key: Key(8), blocks, source };
+    let packed =
+        |geometry, extents, crcs| SegmentCommit { segment, geometry, homes: vec![leg(1), leg(2)], extents, crcs };
+    let from_packed = Source::Packed { segment, granule: 130 };
+    let catalogue = CatalogueNo { epoch: STORE_EPOCHS, counter: 5 };
+    let call = Call { association: AssociationId(0x1122), sequence: 300, procedure: 0x89, arguments_crc: 7 };
+    let reply = Replied { call, outcome: vec![0xaa, 0xbb] };
+    let share = SharedExtent {
+        key: Key(8),
+        blocks: 2,
+        source: from_packed,
+        segment: shared,
+        granule: 129,
+        lengths: lengths(&[0x41, 0xbf]),
+        crcs: vec![5, 300],
+    };
+    let mirror = |blocks| Geometry::new(Layout::Mirror { copies: 2 }, blocks);
+    let commit = packed(mirror(16), vec![of(Source::Log(Lsn(5)), 2), of(from_packed, 1)], vec![1, 2, 3]);
+    for (golden, record) in [
+        (
+            "0302040902010010010201050206010801030409820101ac02",
+            Record::Commit(packed(mirror(1), vec![of(from_packed, 1)], vec![300])),
+        ),
+        (
+            "030d04090201001010020105020602080200050801030409820103010203033f409d",
+            Record::CommitPacked(PackedCommit { commit, lengths: lengths(&[63, 0x40, 0x9d]) }),
+        ),
+        (
+            "030e80808080808080808001050108020304098201808080808080808080010681010241bf0205ac02",
+            Record::Share(Share { catalogue, extents: vec![share] }),
+        ),
+        ("030f8080808080808080800105", Record::Catalogue(catalogue)),
+        ("03100350078020", Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 }),
+        ("0311ac0202a222ac0289010702aabb", Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() }),
+        ("0312a222ac0289010702aabb", Record::Replied(reply.clone())),
+        ("03130261620201ff00", Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: None }),
+        (
+            "03130261620001a222ac0289010702aabb",
+            Record::Attribute { name: "ab".to_string(), value: vec![], reply: Some(reply) },
+        ),
+    ] {
+        assert_eq!(hex(&record.encode()), golden, "{record:?}");
+        assert_eq!(Record::decode(&bytes(golden)), Ok(record));
+    }
 }
 
 #[test]
@@ -105,8 +177,45 @@ fn headers_of_shards() {
             index: SegmentIndex::Data(extents.clone()),
             payload_crcs: vec![9, 10],
             sealed,
+            packed: None,
         };
         let mut expected = bytes(golden);
+        assert_eq!(hex(&header.encode()[..expected.len()]), golden);
+        expected.resize(BLOCK_BYTES, 0);
+        assert_eq!(ShardHeader::decode(header.shard, &expected), Ok(header));
+    }
+}
+
+#[test]
+fn headers_of_packed_shards() {
+    let segment = SegmentId { volume: VolumeId(5), epoch: Epoch(1), counter: 2 };
+    let source = Source::Packed { segment: segment.into(), granule: 130 };
+    let lengths = StoredLengths::try_from(vec![0x41, 0xbf]).unwrap();
+    let block_crcs = (0..16).collect();
+    let of_version_1 = "0105010201020100101010000102030405060708090a0b0c0d0e0f00010802030102820102090a";
+    for (prefix, end, sealed, fingerprints) in [
+        ("2c000000cde7b52d", "000241bf00", false, vec![]),
+        ("3c0000003ed47da6", "000241bf10202122232425262728292a2b2c2d2e2f", false, (0x20..0x30).collect()),
+        ("2c0000006188a415", "010241bf00", true, vec![]),
+        (
+            "4c0000005bfed16f",
+            "010241bf20202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f",
+            true,
+            (0x20..0x40).collect::<Vec<u8>>(),
+        ),
+    ] {
+        let header = ShardHeader {
+            grid: GridId(1),
+            shard: ShardId { segment, index: 1 },
+            geometry: Geometry::new(Layout::Mirror { copies: 2 }, 16),
+            block_crcs: Vec::clone(&block_crcs),
+            index: SegmentIndex::Data(vec![CommitExtent { key: Key(8), blocks: 2, source }]),
+            payload_crcs: vec![9, 10],
+            sealed,
+            packed: Some(PackedPayload { lengths: lengths.clone(), fingerprints }),
+        };
+        let golden = format!("4846534803000000{prefix}{of_version_1}{end}");
+        let mut expected = bytes(&golden);
         assert_eq!(hex(&header.encode()[..expected.len()]), golden);
         expected.resize(BLOCK_BYTES, 0);
         assert_eq!(ShardHeader::decode(header.shard, &expected), Ok(header));

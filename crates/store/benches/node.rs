@@ -119,8 +119,16 @@ fn put(counter: u64) -> (Event, ShardId) {
     let block_crcs = block_crcs(&data);
     let geometry = Geometry::new(Layout::Mirror { copies: 2 }, SHARD_BLOCKS);
     let payload_crcs = block_crcs.clone();
-    let header =
-        ShardHeader { grid: GRID, shard, geometry, block_crcs, index: SegmentIndex::Meta, payload_crcs, sealed: false };
+    let header = ShardHeader {
+        grid: GRID,
+        shard,
+        geometry,
+        block_crcs,
+        index: SegmentIndex::Meta,
+        payload_crcs,
+        sealed: false,
+        packed: None,
+    };
     let mut bytes = header.encode();
     let header_blocks = (bytes.len() / 4096) as u32;
     bytes.extend_from_slice(&data);

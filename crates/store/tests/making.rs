@@ -52,6 +52,7 @@ impl Segment {
                 .flat_map(|shard| block_crcs(shard).to_vec())
                 .collect(),
             sealed: false,
+            packed: None,
         };
         Buf::copy_from(&header.encode())
     }

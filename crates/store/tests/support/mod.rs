@@ -542,6 +542,7 @@ pub fn put_on(slot: usize, v: u128, epoch: u64, counter: u64, blocks: u32) -> (R
         index: SegmentIndex::Meta,
         payload_crcs: block_crcs(&data),
         sealed: false,
+        packed: None,
     };
     let mut payload = header.encode();
     let header_blocks = (payload.len() / BLOCK_BYTES) as u32;

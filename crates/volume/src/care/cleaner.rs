@@ -789,6 +789,7 @@ mod tests {
             index: SegmentIndex::Data(vec![extent]),
             payload_crcs: crcs,
             sealed: false,
+            packed: None,
         };
         Buf::copy_from(&header.encode())
     }

@@ -789,6 +789,7 @@ mod tests {
             index: SegmentIndex::Meta,
             payload_crcs: block_crcs(data),
             sealed: false,
+            packed: None,
         }
     }
 

@@ -43,6 +43,15 @@ impl Controller {
             Record::ResizeClone { head, size_bytes } => self.map.layers_mut().resize_clone(head, size_bytes),
             Record::Rollback { head, to, live } => self.apply_rollback(head, to, live),
             Record::Checkpoint(_) | Record::Noop => return,
+            later @ (Record::CommitPacked(_)
+            | Record::Share(_)
+            | Record::Catalogue(_)
+            | Record::Head { .. }
+            | Record::WriteReplied { .. }
+            | Record::Replied(_)
+            | Record::Attribute { .. }) => {
+                panic!("entry {lsn} is of feature {:?}, and no volume that uses it is opened", later.feature())
+            }
         }
         self.wants.checkpoint = true;
         self.map.set_unfolded();

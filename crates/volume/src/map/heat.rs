@@ -88,7 +88,9 @@ impl Map {
         let (mut sum, mut blocks) = (0_u128, 0_u128);
         for extent in extents {
             let born = match extent.source {
-                Source::Segment { segment, .. } => segments.get(segment).map_or(0, |s| s.born),
+                Source::Segment { segment, .. } | Source::Packed { segment, .. } => {
+                    segments.get(segment).map_or(0, |s| s.born)
+                }
                 Source::Log(_) | Source::Bypass => self.heat.now,
             };
             sum += u128::from(born) * u128::from(extent.blocks);

@@ -648,7 +648,11 @@ impl Controller {
             if lsn <= floor || lsn > end {
                 continue;
             }
-            let record = Record::decode(&found.entry.header).expect("a record whose checksums hold can be read");
+            let root = self.root();
+            let record = Record::decode_in(root.key_width(), &found.entry.header);
+            let record = record.expect("a record whose checksums hold can be read");
+            let is_said = record.feature().is_none_or(|feature| root.features.has(feature));
+            assert!(is_said, "entry {lsn} is of a feature that the volume does not use");
             let (ledger, have) = best_holder(&ledgers, &found.holders, rule);
             let pushed = self.log.push(Entry {
                 header: found.entry.header,

@@ -535,6 +535,7 @@ fn encode(
                 index: index.clone(),
                 payload_crcs: checks.clone(),
                 sealed: is_sealed,
+                packed: None,
             };
             let header = header.encode();
             let header_blocks = (header.len() / BLOCK_BYTES) as u32;
