@@ -1,8 +1,11 @@
 //! Enumerations that are texts on the wire and for people.
 
-/// An enum of values with one text each. The last one stands for all texts that this release does not know.
+/// An enum of values with one text each, and the texts of older releases that are read as well. The last value stands
+/// for all texts that this release does not know.
 macro_rules! texts {
-    ($(#[$of_enum:meta])* pub enum $name:ident { $($(#[$of_value:meta])* $value:ident = $text:literal,)* }) => {
+    ($(#[$of_enum:meta])* pub enum $name:ident {
+        $($(#[$of_value:meta])* $value:ident = $text:literal $(| $older:literal)*,)*
+    }) => {
         $(#[$of_enum])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
         #[serde(from = "String", into = "&'static str")]
@@ -25,8 +28,10 @@ macro_rules! texts {
 
         impl From<String> for $name {
             fn from(text: String) -> $name {
-                let known = $name::ALL.iter().find(|value| value.text() == text);
-                *known.or($name::ALL.last()).expect("there are values")
+                match text.as_str() {
+                    $($text $(| $older)* => $name::$value,)*
+                    _ => *$name::ALL.last().expect("there are values"),
+                }
             }
         }
 

@@ -46,7 +46,7 @@ texts! {
         /// Another host is about to hand it over to this one.
         Warming = "warming",
         /// In service at another host; clients reach it here, too.
-        Portal = "portal",
+        Forwarding = "forwarding" | "portal",
         /// In service at another host.
         Elsewhere = "elsewhere",
         /// In service nowhere.
@@ -111,8 +111,8 @@ pub struct VolumeInfo {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub orphaned: bool,
     /// Hosts that offer it, wherever it is served; empty where only its host does.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub portals: Vec<String>,
+    #[serde(default, alias = "portals", skip_serializing_if = "Vec::is_empty")]
+    pub offered_by: Vec<String>,
     /// The clients that may have it over TCP; `None` where all may that reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_for: Option<BTreeSet<String>>,

@@ -54,6 +54,13 @@ fn answers_of_older_hosts_are_read() {
     let written = serde_json::to_value(&info).unwrap();
     assert_eq!((&written["provisioning"], &written["integrity"]), (&json!("fixed"), &json!("on")));
 
+    for (older, state) in [("portal", VolumeState::Forwarding)] {
+        let mut told = volume();
+        (told["state"], told["portals"]) = (json!(older), json!(["a", "b"]));
+        let info: VolumeInfo = read(told);
+        assert_eq!((info.state, info.offered_by), (state, vec!["a".to_string(), "b".to_string()]));
+    }
+
     let without_code: Response = read(json!({"reply": "error", "message": "no"}));
     assert_eq!(without_code, Response::Error { message: "no".to_string(), code: Code::Failed });
     let tasks: Response = read(json!({

@@ -171,7 +171,7 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
     let is_lost = !export.host.is_empty() && !s.view.has_host(&export.host);
     let is_handed_by_me = export.from.as_ref() == Some(me);
     match s.local {
-        None | Some(Local::Reading) if is_lost && export.portals.contains(me) => {
+        None | Some(Local::Reading) if is_lost && export.offered_by.contains(me) => {
             take_from(turn_at(volume, export, s).max(lease_over(right_since, s)), volume, *version, export, s)
         }
         None | Some(Local::Reading) if is_lost && export.failover => {
@@ -288,10 +288,10 @@ fn note(volume: VolumeId, version: MetaVersion, next: ExportRecord, absent: Opti
 fn turn_at(volume: VolumeId, export: &ExportRecord, s: &Situation) -> Instant {
     let rank = |host: &str| {
         let hash = crc32c(&[&volume.0.to_le_bytes()[..], host.as_bytes()].concat());
-        (!export.portals.contains(host), hash, host.to_string())
+        (!export.offered_by.contains(host), hash, host.to_string())
     };
     let own = rank(&s.config.host);
-    let may = |host: &&String| export.failover || export.portals.contains(*host);
+    let may = |host: &&String| export.failover || export.offered_by.contains(*host);
     let before = s.view.hosts().keys().filter(may).filter(|host| rank(host) < own).count();
     s.lost_since.unwrap_or(s.now) + TURN * before.try_into().unwrap_or(u32::MAX)
 }

@@ -34,11 +34,11 @@ pub fn taken_back(found: ExportRecord, me: &str, to: &str) -> ExportRecord {
     ExportRecord { host: me.to_string(), from: None, ..found }
 }
 
-/// The host offers it no more. One that is left alone is no portal.
-pub fn without_portal(mut found: ExportRecord, me: &str) -> ExportRecord {
-    found.portals.remove(me);
-    if found.portals.iter().all(|portal| *portal == found.host) {
-        found.portals.clear();
+/// The host offers it no more. Where one host is left, the list is cleared.
+pub fn without_offer(mut found: ExportRecord, me: &str) -> ExportRecord {
+    found.offered_by.remove(me);
+    if found.offered_by.iter().all(|host| *host == found.host) {
+        found.offered_by.clear();
     }
     found
 }
@@ -46,9 +46,9 @@ pub fn without_portal(mut found: ExportRecord, me: &str) -> ExportRecord {
 /// A host that is none of the grid's any more neither serves nor offers the volume; nothing where it had it in service, and no
 /// other one is to take it over.
 pub fn without_host(mut found: ExportRecord, host: &str) -> Option<ExportRecord> {
-    found.portals.remove(host);
+    found.offered_by.remove(host);
     found.from = found.from.filter(|from| from != host);
-    let is_ended = found.host == host && !found.failover && found.portals.is_empty();
+    let is_ended = found.host == host && !found.failover && found.offered_by.is_empty();
     (!is_ended).then_some(found)
 }
 
@@ -98,8 +98,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn export(host: &str, from: Option<&str>) -> ExportRecord {
-        let portals = BTreeSet::from(["a".to_string(), "b".to_string()]);
-        ExportRecord { host: host.to_string(), portals, from: from.map(str::to_string), ..ExportRecord::default() }
+        let offered_by = BTreeSet::from(["a".to_string(), "b".to_string()]);
+        ExportRecord { host: host.to_string(), offered_by, from: from.map(str::to_string), ..ExportRecord::default() }
     }
 
     #[test]
@@ -116,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn a_portal_that_is_left_alone_is_none() {
-        assert_eq!(without_portal(export("a", None), "b").portals, BTreeSet::new());
-        assert_eq!(without_portal(export("c", None), "b").portals, BTreeSet::from(["a".to_string()]));
+    fn an_offer_by_one_host_alone_is_none() {
+        assert_eq!(without_offer(export("a", None), "b").offered_by, BTreeSet::new());
+        assert_eq!(without_offer(export("c", None), "b").offered_by, BTreeSet::from(["a".to_string()]));
         assert_eq!(without_host(export("a", Some("b")), "b").map(|left| left.from), Some(None));
-        assert_eq!(without_host(ExportRecord { portals: BTreeSet::new(), ..export("a", None) }, "a"), None);
+        assert_eq!(without_host(ExportRecord { offered_by: BTreeSet::new(), ..export("a", None) }, "a"), None);
     }
 
     #[test]

@@ -176,8 +176,8 @@ pub struct ExportRecord {
     #[serde(default)]
     pub host: String,
     /// Hosts that offer it, wherever it is served; none where only its host does.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub portals: BTreeSet<String>,
+    #[serde(rename = "portals", default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub offered_by: BTreeSet<String>,
     /// It is being handed over: the host that has it still, and yields when it is asked to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,

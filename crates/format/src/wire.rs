@@ -34,7 +34,7 @@ pub const FRAME_HEADER_BYTES: usize = 28;
 /// A frame's meta part: a list of shards or log entries is paged to stay below.
 pub const META_BYTES_MAX: u32 = 4 << 20;
 
-/// A frame's payload: the largest request of a guest that a portal forwards; the largest shard is far below.
+/// A frame's payload: the largest request of a guest that one host forwards to another; the largest shard is far below.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// How long one answer to an owner lets it serve reads, counted from when it sent the request (protocol rule 8).

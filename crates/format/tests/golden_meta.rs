@@ -40,9 +40,9 @@ fn records_are_written_as_ever() {
         stays(r#"{"volume":"00000000-0000-0000-0000-000000000007","host":"a","origin":"","protected":true}"#);
     assert!(name.protected);
     let export: ExportRecord = stays(r#"{"host":"a"}"#);
-    assert!(export.portals.is_empty() && export.from.is_none());
+    assert!(export.offered_by.is_empty() && export.from.is_none());
     let export: ExportRecord = stays(r#"{"host":"b","portals":["a","b"],"from":"a"}"#);
-    assert_eq!((export.portals.len(), export.from.as_deref()), (2, Some("a")));
+    assert_eq!((export.offered_by.len(), export.from.as_deref()), (2, Some("a")));
     let export: ExportRecord = stays(r#"{"host":"b","shared":true}"#);
     assert!(export.shared && !export.failover);
     let export: ExportRecord = stays(r#"{"host":"b","failover":true}"#);

@@ -4,7 +4,7 @@
 use holdfast_base::stream::Inbound;
 use holdfast_base::{DeviceId, Epoch, InstanceId, LedgerId, Lsn, VolumeId, crc32c};
 use holdfast_format::FormatError;
-use holdfast_format::portal::{Answer, Ask, Client, Op, Range};
+use holdfast_format::forward::{Answer, Ask, Client, Op, Range};
 use holdfast_format::wire::{
     FRAME_HEADER_BYTES, Frame, FrameReader, META_BYTES_MAX, Message, PAYLOAD_BYTES_MAX, Reply, Request, encode_frame,
 };

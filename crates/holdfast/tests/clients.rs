@@ -252,7 +252,7 @@ fn volumes_are_for_the_clients_that_are_named_and_show_their_certificates() {
 }
 
 #[test]
-fn a_portal_goes_by_the_list_of_a_volume_that_another_host_owns() {
+fn a_forwarding_host_goes_by_the_list_of_a_volume_that_another_host_owns() {
     let store = tempfile::tempdir().expect("a directory");
     let member = etcd(store.path(), 24);
     let endpoint = member.config().endpoint();
@@ -269,14 +269,14 @@ fn a_portal_goes_by_the_list_of_a_volume_that_another_host_owns() {
     through.read().expect("read");
     a.ok("volume allow v1 x");
     until("b knows", || b.json("volume show v1")["only_for"] == json!(["x"]));
-    until("it is cut off at the portal", || through.read().is_err());
+    until("it is cut off at the forwarding host", || through.read().is_err());
     let mut again = Nbd::plain(port);
     assert!(again.list().is_empty());
     assert!(again.go("v1").expect_err("it is x's").contains("has no TLS"));
-    // The portal's own way to the owner is a host's, and the unix socket the administrator's.
+    // The forwarding host's own way to the owner is a host's, and the unix socket the administrator's.
     let mut local = Nbd::greeted(UnixStream::connect(b.path("nbd.sock")).expect("it listens"));
     local.go("v1").expect("root has it");
-    local.read().expect("through the portal");
+    local.read().expect("through the forwarding host");
     a.ok("volume allow v1 --all");
     until("b lets clients in again", || Nbd::plain(port).go("v1").is_ok());
 }

@@ -240,7 +240,7 @@ fn what_filters_hold_is_done_when_the_volume_is_handed_over() {
     a.ok("volume filter add v1 stall:write=forever");
     let written =
         (near.ask(Command::Write, 0, BLOCK, &[2; BLOCK]), far.ask(Command::Write, BLOCK as u64, BLOCK, &[2; BLOCK]));
-    until("both writes hang, also that of the portal's client", || filter(a, 0)["counters"]["held now"] == 2);
+    until("both writes hang, also that of the forwarded client", || filter(a, 0)["counters"]["held now"] == 2);
     a.ok("volume handover v1 --to b");
     assert_eq!((near.answer(), far.answer()), ((written.0, 0), (written.1, 0)));
     assert_eq!((far.read(0), near.read(BLOCK as u64)), (Ok(2), Ok(2)));

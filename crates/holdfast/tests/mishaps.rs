@@ -138,7 +138,11 @@ fn a_machine_gets_another_address_while_the_grid_serves() {
     // Other hosts go on to reach this one, at its new address.
     b.ok("volume handover v --to b");
     let state = |grid: &Grid| grid.json("volume show v")["state"].as_str().unwrap().to_string();
-    assert_eq!((state(&a), state(&b)), ("portal".to_string(), "open".to_string()), "the owner was asked by the other");
+    assert_eq!(
+        (state(&a), state(&b)),
+        ("forwarding".to_string(), "open".to_string()),
+        "the owner was asked by the other"
+    );
     a.ok("volume handover v --to b");
     let refused = a.fails("volume handover v --to nobody");
     assert!(refused.contains("there is no host nobody") && refused.contains("a, b"), "{refused}");

@@ -174,12 +174,12 @@ fn hosts_of_any_number_of_reactors_forward_to_each_other_and_hand_volumes_over()
         nbdcopy(files[1].to_str().unwrap(), &a.uri(name));
         assert_volume_holds(&b.uri(name), &files[1], &scratch);
     }
-    // Its host dies, and comes back to where it is a portal.
+    // Its host dies, and comes back to where it forwards.
     b.kill_host().expect("it runs");
     let state = |grid: &Grid, name: &str| grid.json(&format!("volume show {name}"))["state"].clone();
     until("host a has taken all over", || names.iter().all(|name| state(&a, name) == "open"));
     b.ok("grid up");
-    until("host b offers all of them again", || names.iter().all(|name| state(&b, name) == "portal"));
+    until("host b offers all of them again", || names.iter().all(|name| state(&b, name) == "forwarding"));
     for name in &names {
         assert_volume_holds(&b.uri(name), &files[1], &scratch);
         let uri = a.uri(name).replace(&format!("/{name}?"), &format!("/{name}@all?"));

@@ -12,8 +12,8 @@ use holdfast_base::{
 use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
 use holdfast_format::family::SegmentRanges;
+use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::geometry::Layout;
-use holdfast_format::portal::{Answer, Ask, Refusal};
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};

@@ -7,8 +7,9 @@
 //! A request's way: session → forwarding ([`forward::Ingress`], where several hosts offer the volume) → right to write
 //! ([`Writers`]) → filters (`holdfast_filter`) → controller (`holdfast_volume`).
 //!
-//! Names: an **association** is who asks, over all its connections ([`holdfast_format::portal::Client`]); a **lane** is one
-//! session of it. What must not be carried out twice, or by two at a time, is judged by association; order by lane.
+//! Names: an **association** is who asks, over all its connections ([`holdfast_format::forward::Client`]); a **lane**
+//! is one session of it. What must not be carried out twice, or by two at a time, is judged by association; order by
+//! lane.
 
 mod access;
 mod admission;

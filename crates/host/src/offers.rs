@@ -14,7 +14,7 @@ use crate::remotes::{Introduced, Remote};
 use crate::requests::Barrier;
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, ExportInfo, Instant, Slab, Token, VolumeId};
-use holdfast_format::portal::Ask;
+use holdfast_format::forward::Ask;
 use holdfast_volume::State;
 use std::collections::{BTreeMap, VecDeque};
 

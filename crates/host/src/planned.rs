@@ -8,7 +8,7 @@ use crate::offers::{Offer, Place};
 use crate::volumes::Volume;
 use holdfast_base::{MetaVersion, VolumeId};
 use holdfast_cluster::{Action, Changes, Local, Outcome as Came, Reading, View};
-use holdfast_format::portal::Answer;
+use holdfast_format::forward::Answer;
 use holdfast_volume::{State, Warming};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,14 +85,14 @@ pub struct InService<'a> {
     /// The host that it is handed over by.
     pub from: Option<&'a str>,
     /// Hosts that offer it.
-    pub portals: &'a BTreeSet<String>,
+    pub offered_by: &'a BTreeSet<String>,
 }
 
 /// What a host offers together with others, and the hosts that it has to reach for that.
 pub fn offered<'a>(me: &str, all: impl Iterator<Item = InService<'a>>) -> (Vec<Offer>, BTreeSet<String>) {
     let mut offers: BTreeMap<VolumeId, Offer> = BTreeMap::new();
     let mut reaches = BTreeSet::new();
-    for served in all.filter(|served| served.portals.contains(me)) {
+    for served in all.filter(|served| served.offered_by.contains(me)) {
         // Until a hand-over is done the host that has the volume serves it, and knows itself when it has stopped.
         let place = match served.from.filter(|from| *from != me) {
             Some(from) => Place::At(from.to_string()),
@@ -103,7 +103,7 @@ pub fn offered<'a>(me: &str, all: impl Iterator<Item = InService<'a>>) -> (Vec<O
         let offer = offers.entry(volume).or_insert_with(|| Offer { volume, exports: BTreeMap::new(), place });
         offer.exports.insert(served.name.to_string(), (served.id, served.size_bytes));
         reaches.extend(served.from.into_iter().chain([served.host]).map(str::to_string));
-        reaches.extend(served.portals.iter().cloned());
+        reaches.extend(served.offered_by.iter().cloned());
     }
     reaches.remove(me);
     (offers.into_values().collect(), reaches)
@@ -128,7 +128,7 @@ impl Offering {
             // A clone that is gone, maybe.
             self.is_stale |= view.volume(*changed).is_none() && !self.offered.is_empty();
             let volume = view.origin_of_clone(*changed).unwrap_or(*changed);
-            let is_offered = view.export(volume).is_some_and(|(_, export)| export.portals.contains(&self.host));
+            let is_offered = view.export(volume).is_some_and(|(_, export)| export.offered_by.contains(&self.host));
             let was_offered = if is_offered { !self.offered.insert(volume) } else { self.offered.remove(&volume) };
             self.is_stale |= is_offered || was_offered;
         }

@@ -9,7 +9,7 @@ use crate::requests::{Barrier, Origin, Requester};
 use crate::volumes::{SESSIONS_MAX, split_export};
 use crate::writers::SessionId;
 use holdfast_base::{BlockError, BlockReply, BlockRequest, HeadId, Instant, Token, VolumeId};
-use holdfast_format::portal::{Client as Association, Refusal};
+use holdfast_format::forward::{Client as Association, Refusal};
 use holdfast_volume::{Event as VolumeEvent, State, Target};
 
 /// A session of another host, bound to a volume here.

@@ -24,7 +24,7 @@ use crate::volumes::{SESSIONS_MAX, Volume, split_export, split_ticket};
 use crate::writers::SessionId;
 use holdfast_base::{BlockData, BlockError, BlockReply, BlockRequest, ExportInfo, HeadId, Instant, Token, VolumeId};
 use holdfast_filter::StackEvent;
-use holdfast_format::portal::Client as Association;
+use holdfast_format::forward::Client as Association;
 use holdfast_volume::{State, Target};
 
 /// Places of one volume that only this machine's own clients get: its guest over some connections, and the tools of

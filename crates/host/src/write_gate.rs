@@ -13,7 +13,7 @@ use crate::requests::{Origin, Requester};
 use crate::volumes::Volume;
 use crate::writers::{SessionId, WriterEffect, WriterEvent, Writers};
 use holdfast_base::{BlockError, BlockOp, BlockRequest, Effects, HeadId, Instant, Token, VolumeId};
-use holdfast_format::portal::Client;
+use holdfast_format::forward::Client;
 use holdfast_volume::Target;
 use std::collections::BTreeSet;
 

@@ -13,8 +13,8 @@
 //! before, and would write by that. A session that it opens later is as good as anybody's.
 //!
 //! Role: beside the controller of the host that serves the volume, one for each disk in it. Sessions are this host's clients',
-//! and those of other hosts' portals. Of a session that was somewhere else before its portal tells how long ago it has written:
-//! who wrote last has the right, as far as nobody has written here.
+//! and those of other hosts' ingresses. Of a session that was somewhere else before its ingress tells how long ago it
+//! has written: who wrote last has the right, as far as nobody has written here.
 //!
 //! Invariants
 //! 1. What is under way is one client's, and that one has the right.
@@ -26,7 +26,7 @@
 use crate::Mutations;
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, Instant, Token};
-use holdfast_format::portal::Client;
+use holdfast_format::forward::Client;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub const ACTIVE_AFTER: Duration = Duration::from_secs(1);
 pub enum SessionId {
     /// Of a client of this host.
     Own(Token),
-    /// Of another host's portal.
+    /// Of another host's ingress.
     Remote(Token),
 }
 
@@ -81,7 +81,7 @@ pub enum WriterEffect {
     Refuse {
         request: Token,
     },
-    /// The session's client was followed: its portal is to know.
+    /// The session's client was followed: its ingress is to know.
     Fenced {
         session: SessionId,
     },
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(scene.writers.view().holder.as_deref(), Some("m2"));
     }
 
-    /// The volume is at another host from here on: portals bring their sessions in any order.
+    /// The volume is at another host from here on: ingresses bring their sessions in any order.
     #[test]
     fn after_a_hand_over_who_wrote_last_has_the_right() {
         for order in [[0, 1], [1, 0]] {

@@ -3,7 +3,7 @@
 use holdfast_base::{
     BlockOp, BlockRequest, ByteRange, Effects, GridId, InstanceId, Instant, RequestToken, Token, VolumeId,
 };
-use holdfast_format::portal::Client;
+use holdfast_format::forward::Client;
 use holdfast_host::forward::{Ingress, IngressEffect, IngressEvent, LAPSE, Route};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const VOLUME: VolumeId = VolumeId(9);
 
 /// Of a session that begins at `now` where its volume is served here: what follows from a request that came at `since`.
 fn begun_late(route: Route, now: Instant, since: Instant) -> Vec<IngressEffect> {
-    let mut ingress = Ingress::new(GridId(7), "portal", InstanceId(1));
+    let mut ingress = Ingress::new(GridId(7), "ingress", InstanceId(1));
     let mut out = Effects::new();
     let (session, volume, export) = (SESSION, VOLUME, "vm".to_string());
     let request = BlockRequest { token: RequestToken(1), op: BlockOp::Read(ByteRange { offset: 0, len: 512 }) };
@@ -44,8 +44,8 @@ fn a_request_that_is_too_old_ends_its_session_wherever_the_volume_is() {
 }
 
 #[test]
-fn a_portal_without_sessions_knows_that_it_did_not_stand_still() {
-    let mut ingress = Ingress::new(GridId(7), "portal", InstanceId(1));
+fn an_ingress_without_sessions_knows_that_it_did_not_stand_still() {
+    let mut ingress = Ingress::new(GridId(7), "ingress", InstanceId(1));
     let mut out = Effects::new();
     let mut now = Instant(5_000_000_000);
     ingress.handle(now, IngressEvent::Route { volume: VOLUME, route: Route::Here }, &mut out);

@@ -3,7 +3,7 @@
 use holdfast_base::{
     BlockData, BlockOp, BlockReply, Buf, Effects, GridId, InstanceId, Instant, Prng, RequestToken, Token,
 };
-use holdfast_format::portal::{Answer, Ask, Client, LIFETIME_MS, Op, PORTAL, Range, Refusal, TickMs};
+use holdfast_format::forward::{Answer, Ask, Client, FORWARD, LIFETIME_MS, Op, Range, Refusal, TickMs};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use holdfast_host::forward::{Binding, LinkId, OwnerEffect, OwnerEnd, OwnerEvent};
@@ -38,7 +38,7 @@ impl Scene {
     }
 
     fn hello(&mut self, link: u64, host: &str, number: u64) -> Vec<OwnerEffect> {
-        let (versions, grid, instance) = (PORTAL, GRID, InstanceId(1));
+        let (versions, grid, instance) = (FORWARD, GRID, InstanceId(1));
         self.ask(link, Ask::Hello { versions, grid, host: host.to_string(), instance, number })
     }
 
@@ -93,7 +93,7 @@ fn submitted(effects: &[OwnerEffect]) -> Option<(Token, RequestToken)> {
 #[test]
 fn what_is_older_than_its_lifetime_is_not_carried_out() {
     let mut scene = Scene::new();
-    scene.attach(1, "portal", 1, false);
+    scene.attach(1, "ingress", 1, false);
     let tick = scene.now_ms;
     scene.now_ms += LIFETIME_MS;
     assert!(submitted(&scene.write(1, tick)).is_some(), "as old as it may get");
@@ -104,25 +104,25 @@ fn what_is_older_than_its_lifetime_is_not_carried_out() {
 }
 
 #[test]
-fn a_portal_is_greeted_anew_when_nothing_of_its_last_link_is_under_way() {
+fn an_ingress_is_greeted_anew_when_nothing_of_its_last_link_is_under_way() {
     let mut scene = Scene::new();
-    scene.attach(1, "portal", 1, false);
+    scene.attach(1, "ingress", 1, false);
     let tick = scene.now_ms;
     let request = submitted(&scene.write(1, tick)).expect("it is carried out");
-    let greeted = scene.hello(2, "portal", 2);
+    let greeted = scene.hello(2, "ingress", 2);
     assert!(greeted.iter().any(|e| matches!(e, OwnerEffect::CloseLink { link: LinkId(1) })), "{greeted:?}");
     assert_eq!(answers(&greeted), [], "the write may still land");
     assert!(submitted(&scene.write(1, tick)).is_none(), "nothing is read of the old link any more");
     let done = scene.done(request);
     assert!(matches!(answers(&done)[..], [Answer::Hello { .. }]), "{done:?}");
-    let superseded = scene.hello(3, "portal", 1);
+    let superseded = scene.hello(3, "ingress", 1);
     assert_eq!(answers(&superseded), [Answer::Refused(Refusal::Superseded)], "an older connection that comes late");
 }
 
 #[test]
 fn a_session_is_detached_and_attached_anew_when_nothing_of_it_is_under_way() {
     let mut scene = Scene::new();
-    scene.attach(1, "portal", 1, false);
+    scene.attach(1, "ingress", 1, false);
     let tick = scene.now_ms;
     let request = submitted(&scene.write(1, tick)).expect("it is carried out");
     assert_eq!(answers(&scene.ask(1, Ask::Detach { session: 1 })), []);
@@ -132,7 +132,7 @@ fn a_session_is_detached_and_attached_anew_when_nothing_of_it_is_under_way() {
 }
 
 #[test]
-fn a_fresh_session_begins_when_other_portals_have_passed_on_what_they_had() {
+fn a_fresh_session_begins_when_other_ingresses_have_passed_on_what_they_had() {
     let mut scene = Scene::new();
     scene.attach(1, "one", 1, false);
     scene.hello(2, "two", 1);
@@ -162,17 +162,17 @@ fn a_fresh_session_begins_when_other_portals_have_passed_on_what_they_had() {
 #[test]
 fn a_stranger_is_refused() {
     let mut scene = Scene::new();
-    let (host, instance) = ("portal".to_string(), InstanceId(1));
-    let other_grid = Ask::Hello { versions: PORTAL, grid: GridId(8), host: host.clone(), instance, number: 1 };
+    let (host, instance) = ("ingress".to_string(), InstanceId(1));
+    let other_grid = Ask::Hello { versions: FORWARD, grid: GridId(8), host: host.clone(), instance, number: 1 };
     assert_eq!(answers(&scene.ask(1, other_grid)), [Answer::Refused(Refusal::Grid)]);
-    let versions = Versions { oldest: PORTAL.newest + 1, newest: PORTAL.newest + 2 };
+    let versions = Versions { oldest: FORWARD.newest + 1, newest: FORWARD.newest + 2 };
     let other_version = Ask::Hello { versions, grid: GRID, host, instance, number: 1 };
-    assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version(PORTAL))]);
+    assert_eq!(answers(&scene.ask(2, other_version)), [Answer::Refused(Refusal::Version(FORWARD))]);
     let unasked = scene.ask(3, Ask::Ping);
     assert!(matches!(unasked[..], [OwnerEffect::CloseLink { link: LinkId(3) }]), "before its greeting: {unasked:?}");
 }
 
-/// A portal that behaves, beside those that don't: what of it is under way, and who waits to be bound.
+/// An ingress that behaves, beside those that don't: what of it is under way, and who waits to be bound.
 struct Crowd {
     scene: Scene,
     /// Of the one that behaves; it takes a new one when that is closed.
@@ -285,7 +285,7 @@ fn hosts_that_say_anything_get_nothing_carried_out_that_is_not_due() {
 fn any_ask(random: &mut Prng, now_ms: u64) -> Ask {
     let grid = if random.chance(900) { GRID } else { GridId(8) };
     let versions = match random.chance(900) {
-        true => PORTAL,
+        true => FORWARD,
         false => Versions { oldest: random.below(9) as u32, newest: random.below(9) as u32 },
     };
     let range = Range { offset: random.next_u64() >> random.below(64), len: random.next_u64() >> random.below(64) };

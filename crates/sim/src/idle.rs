@@ -6,8 +6,8 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{
     BlockOp, BlockRequest, Buf, InstanceId, Instant, MetaRequest, MetaVersion, NodeId, RequestToken, Token, VolumeId,
 };
+use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
-use holdfast_format::portal::Client as Association;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
     Budget, Caller, Care, Connection, Effect, Event, Host, Limits, Lists, OpenSpec, Order, Room, Source,

@@ -9,8 +9,8 @@
 //! In a third of the runs filters stand before the controllers, which delay, stall and ration requests: what a filter holds when the
 //! volume goes elsewhere, or its client does, must not come out late.
 //!
-//! A client changes its path when its connection ends, and now and then of its own accord, once its portal has what it sent.
-//! What it then asks again is the same request, in the history one operation from first to last.
+//! A client changes its path when its connection ends, and now and then of its own accord, once its ingress has what it
+//! sent. What it then asks again is the same request, in the history one operation from first to last.
 
 mod contend;
 pub(crate) mod machine;
@@ -28,7 +28,7 @@ use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, InstanceId, Instant, MetaRequest, MetaVersion, NodeId,
     Prng, RequestToken, Slab, Token, VolumeId,
 };
-use holdfast_format::portal::{Answer, Ask, Refusal};
+use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::forward::LAPSE;
 use holdfast_host::requests::Requester;
@@ -200,14 +200,14 @@ struct Pipe {
     last_at: Instant,
 }
 
-/// A portal's connection to another host.
+/// An ingress's connection to another host.
 struct Conn {
-    portal: usize,
+    ingress: usize,
     owner: usize,
     link: LinkId,
     to_owner: Pipe,
-    to_portal: Pipe,
-    portal_open: bool,
+    to_ingress: Pipe,
+    ingress_open: bool,
     owner_open: bool,
 }
 
@@ -482,7 +482,8 @@ impl MultiHost {
         match effect {
             PeerEffect::Ask { peer, token, ask, payload } => {
                 self.trace(&[41, host as u64, peer as u64, token], || format!("h{host} asks h{peer} #{token} {ask:?}"));
-                if let Some(conn) = self.conns.iter().position(|c| c.portal == host && c.owner == peer && c.portal_open)
+                if let Some(conn) =
+                    self.conns.iter().position(|c| c.ingress == host && c.owner == peer && c.ingress_open)
                 {
                     self.put(conn, true, Parcel::Ask { token, ask }, payload);
                 }
@@ -502,7 +503,7 @@ impl MultiHost {
                     self.put(conn, false, Parcel::End, Buf::empty());
                 }
             }
-            PeerEffect::Reconnect { peer } => self.close_from_portal(host, peer),
+            PeerEffect::Reconnect { peer } => self.close_from_ingress(host, peer),
             PeerEffect::Trouble { peer, refusal } if refusal != Refusal::Superseded => {
                 self.fail(format!("h{host} can't use h{peer}: {refusal:?}"));
             }
@@ -543,20 +544,20 @@ impl MultiHost {
 
     fn put(&mut self, conn: usize, to_owner: bool, parcel: Parcel, payload: Buf) {
         let now = self.now();
-        let (portal, owner) = (self.conns[conn].portal, self.conns[conn].owner);
-        let way = if to_owner { (portal, owner) } else { (owner, portal) };
+        let (ingress, owner) = (self.conns[conn].ingress, self.conns[conn].owner);
+        let way = if to_owner { (ingress, owner) } else { (owner, ingress) };
         let slow = if self.slow.get(&way).is_some_and(|until| *until > now) { 100_000 } else { 0 };
         let late = Duration::from_micros(20 + slow + self.prng.below(80));
-        let pipe = if to_owner { &mut self.conns[conn].to_owner } else { &mut self.conns[conn].to_portal };
+        let pipe = if to_owner { &mut self.conns[conn].to_owner } else { &mut self.conns[conn].to_ingress };
         pipe.last_at = pipe.last_at.max(now + late);
         pipe.queue.push_back((pipe.last_at, parcel, payload));
         let at = pipe.last_at;
         self.world.wake_at(at, WAKE);
     }
 
-    fn close_from_portal(&mut self, host: usize, peer: usize) {
-        if let Some(conn) = self.conns.iter().position(|c| c.portal == host && c.owner == peer && c.portal_open) {
-            self.conns[conn].portal_open = false;
+    fn close_from_ingress(&mut self, host: usize, peer: usize) {
+        if let Some(conn) = self.conns.iter().position(|c| c.ingress == host && c.owner == peer && c.ingress_open) {
+            self.conns[conn].ingress_open = false;
             self.put(conn, true, Parcel::End, Buf::empty());
         }
     }
@@ -570,9 +571,9 @@ impl MultiHost {
                         && s.cut.get(&way).is_none_or(|until| *until <= now)
                         && (s.is_running(to) || !s.shells[to].up)
                 };
-                if ready(&c.to_owner, (c.portal, c.owner), c.owner) {
+                if ready(&c.to_owner, (c.ingress, c.owner), c.owner) {
                     Some(true)
-                } else if ready(&c.to_portal, (c.owner, c.portal), c.portal) {
+                } else if ready(&c.to_ingress, (c.owner, c.ingress), c.ingress) {
                     Some(false)
                 } else {
                     None
@@ -582,7 +583,7 @@ impl MultiHost {
                 self.conns.iter().enumerate().filter_map(|(n, c)| Some((n, due(c, self)?))).collect();
             if ready.is_empty() {
                 return self.conns.retain(|c| {
-                    c.portal_open || c.owner_open || !c.to_owner.queue.is_empty() || !c.to_portal.queue.is_empty()
+                    c.ingress_open || c.owner_open || !c.to_owner.queue.is_empty() || !c.to_ingress.queue.is_empty()
                 });
             }
             // A process finds its sockets ready in any order.
@@ -593,10 +594,10 @@ impl MultiHost {
 
     fn deliver_one(&mut self, n: usize, to_owner: bool) {
         let conn = &mut self.conns[n];
-        let pipe = if to_owner { &mut conn.to_owner } else { &mut conn.to_portal };
+        let pipe = if to_owner { &mut conn.to_owner } else { &mut conn.to_ingress };
         let (_, parcel, payload) = pipe.queue.pop_front().expect("it is ready");
-        let (portal, owner, link) = (conn.portal, conn.owner, conn.link);
-        let is_open = if to_owner { conn.owner_open } else { conn.portal_open };
+        let (ingress, owner, link) = (conn.ingress, conn.owner, conn.link);
+        let is_open = if to_owner { conn.owner_open } else { conn.ingress_open };
         if !is_open {
             return;
         }
@@ -605,42 +606,42 @@ impl MultiHost {
                 self.tell(owner, Event::Peer(PeerEvent::Ask { link, token, ask, payload }));
             }
             Parcel::Answer { token, answer } => {
-                self.tell(portal, Event::Peer(PeerEvent::Answer { peer: owner, token, answer, payload }));
+                self.tell(ingress, Event::Peer(PeerEvent::Answer { peer: owner, token, answer, payload }));
             }
             Parcel::End if to_owner => {
                 conn.owner_open = false;
                 self.tell(owner, Event::Peer(PeerEvent::LinkDown { link }));
             }
             Parcel::End => {
-                conn.portal_open = false;
-                self.tell(portal, Event::Peer(PeerEvent::Disconnected { peer: owner }));
+                conn.ingress_open = false;
+                self.tell(ingress, Event::Peer(PeerEvent::Disconnected { peer: owner }));
             }
         }
     }
 
     /// Every host keeps a connection to every other.
     fn connect(&mut self) {
-        for portal in 0..self.shells.len() {
+        for ingress in 0..self.shells.len() {
             for owner in 0..self.shells.len() {
                 let is_cut = |way| self.cut.get(&way).is_some_and(|until| *until > self.now());
-                let has = self.conns.iter().any(|c| c.portal == portal && c.owner == owner && c.portal_open);
+                let has = self.conns.iter().any(|c| c.ingress == ingress && c.owner == owner && c.ingress_open);
                 // The kernel accepts for a process that hangs.
-                let can = self.is_running(portal) && self.shells[owner].up;
-                if portal == owner || has || !can || is_cut((portal, owner)) || is_cut((owner, portal)) {
+                let can = self.is_running(ingress) && self.shells[owner].up;
+                if ingress == owner || has || !can || is_cut((ingress, owner)) || is_cut((owner, ingress)) {
                     continue;
                 }
                 let link = LinkId(self.next_link);
                 self.next_link += 1;
                 self.conns.push(Conn {
-                    portal,
+                    ingress,
                     owner,
                     link,
                     to_owner: Pipe::default(),
-                    to_portal: Pipe::default(),
-                    portal_open: true,
+                    to_ingress: Pipe::default(),
+                    ingress_open: true,
                     owner_open: true,
                 });
-                self.tell(portal, Event::Peer(PeerEvent::Connected { peer: owner }));
+                self.tell(ingress, Event::Peer(PeerEvent::Connected { peer: owner }));
             }
         }
     }
@@ -854,8 +855,8 @@ impl MultiHost {
         self.shells[host] = Shell { up: false, ..Shell::default() };
         // Its kernel ends its connections: what was sent before may still arrive, and then the end.
         for n in 0..self.conns.len() {
-            if self.conns[n].portal == host && self.conns[n].portal_open {
-                self.conns[n].portal_open = false;
+            if self.conns[n].ingress == host && self.conns[n].ingress_open {
+                self.conns[n].ingress_open = false;
                 self.put(n, true, Parcel::End, Buf::empty());
             }
             if self.conns[n].owner == host && self.conns[n].owner_open {
@@ -944,7 +945,7 @@ impl MultiHost {
         }
         if self.prng.chance(self.plan.reset) {
             for n in 0..self.conns.len() {
-                if (self.conns[n].portal, self.conns[n].owner) == (host, other) {
+                if (self.conns[n].ingress, self.conns[n].owner) == (host, other) {
                     let keep = self.prng.below(self.conns[n].to_owner.queue.len() as u64 + 1) as usize;
                     self.conns[n].to_owner.queue.truncate(keep);
                     self.put(n, true, Parcel::End, Buf::empty());

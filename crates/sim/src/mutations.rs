@@ -18,7 +18,7 @@ pub struct Mutation {
 #[derive(Clone, Copy)]
 enum Apply {
     Swarm(fn(&mut Plan)),
-    Portals(fn(&mut MultiHostPlan)),
+    MultiHost(fn(&mut MultiHostPlan)),
     Cluster(fn(&mut ClusterPlan)),
 }
 
@@ -29,8 +29,8 @@ macro_rules! mutation {
     (cluster: $whose:ident . $switch:ident, $rule:literal) => {
         Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Cluster(|p| p.$whose.$switch = true) }
     };
-    (portals: $switch:ident, $rule:literal) => {
-        Mutation { name: stringify!($switch), rule: $rule, apply: Apply::Portals(|p| p.mutations.$switch = true) }
+    (multi_host: $switch:ident, $rule:literal) => {
+        Mutation { name: stringify!($switch), rule: $rule, apply: Apply::MultiHost(|p| p.mutations.$switch = true) }
     };
 }
 
@@ -62,9 +62,9 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(store_mutations.cached_read_unverified, "decision 0022"),
     mutation!(store_mutations.deletion_keeps_cached, "decision 0022"),
     mutation!(recover_mutations.accepts_older, "rule 27"),
-    mutation!(portals: begins_at_once, "rule 22"),
-    mutation!(portals: never_lapses, "rule 22"),
-    mutation!(portals: hears_old_answers, "rule 22"),
+    mutation!(multi_host: begins_at_once, "rule 22"),
+    mutation!(multi_host: never_lapses, "rule 22"),
+    mutation!(multi_host: hears_old_answers, "rule 22"),
     mutation!(cluster: mutations.fails_over_on_lease_alone, "decision 0014"),
     mutation!(cluster: mutations.leaves_absence_out, "decision 0014"),
     mutation!(cluster: mutations.leaves_version_out, "decision 0014"),
@@ -97,7 +97,7 @@ impl Mutation {
                 apply(plan);
                 true
             }
-            Apply::Portals(_) | Apply::Cluster(_) => false,
+            Apply::MultiHost(_) | Apply::Cluster(_) => false,
         }
     }
 }
@@ -116,7 +116,7 @@ fn run_one(mutation: &Mutation, seed: u64, is_applied: bool) -> Result<(), Strin
             }
             guarded(seed, || run_plan(plan, false)).map(drop)
         }
-        Apply::Portals(apply) => {
+        Apply::MultiHost(apply) => {
             let mut plan = MultiHostPlan::from_seed(seed);
             if is_applied {
                 apply(&mut plan);

@@ -581,7 +581,7 @@ fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
 
 fn how_to_use(volume: &VolumeInfo) -> String {
     match (volume.state, volume.uris.first()) {
-        (VolumeState::Open | VolumeState::Portal, Some(uri)) => format!("; connect to {uri}"),
+        (VolumeState::Open | VolumeState::Forwarding, Some(uri)) => format!("; connect to {uri}"),
         (_, Some(uri)) => {
             let why = volume.waits.as_deref().unwrap_or("its log is being read");
             format!("; it is still opening ({why}), at {uri}")
@@ -686,8 +686,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("protected", format!("yes, until `holdfast volume protect {} off`", volume.name));
     }
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
-    if !volume.portals.is_empty() {
-        row("offered by", format!("hosts {}", volume.portals.join(", ")));
+    if !volume.offered_by.is_empty() {
+        row("offered by", format!("hosts {}", volume.offered_by.join(", ")));
     }
     if volume.failover {
         row("failover", "auto: any host takes it over when its own is lost".to_string());

@@ -209,7 +209,7 @@ pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<Stri
     let in_service = entries.iter().filter_map(|entry| {
         let (volume, id, size_bytes) = (entry.root.volume, entry.id(), entry.size_bytes());
         let (host, from) = (entry.served_by.as_deref()?, entry.handed_from.as_deref());
-        Some(InService { volume, id, name: entry.name(), size_bytes, host, from, portals: &entry.portals })
+        Some(InService { volume, id, name: entry.name(), size_bytes, host, from, offered_by: &entry.offered_by })
     });
     let (offers, reaches) = planned::offered(catalog.host(), in_service);
     let reached = reaches.into_iter().filter_map(|host| hosts.get_key_value(&host)).filter(|(_, at)| !at.is_empty());
@@ -222,7 +222,7 @@ impl ControlPlane {
         // One at a time, so that what is newer is told last.
         let mut told = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
         let offered: Vec<VolumeId> = self.records.view(|view| {
-            let is_mine = |export: &ExportRecord| export.portals.contains(self.catalog.host());
+            let is_mine = |export: &ExportRecord| export.offered_by.contains(self.catalog.host());
             let volumes: BTreeSet<VolumeId> = view.exports().filter(|(_, e)| is_mine(e)).map(|(v, _)| v).collect();
             let clones: Vec<VolumeId> = view.clones().filter(|(_, of)| volumes.contains(of)).map(|(c, _)| c).collect();
             volumes.into_iter().chain(clones).collect()

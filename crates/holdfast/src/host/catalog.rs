@@ -170,7 +170,7 @@ pub struct Entry {
     /// The host that has it in service, up or not.
     pub served_by: Option<String>,
     /// Hosts that offer it beside that.
-    pub portals: BTreeSet<String>,
+    pub offered_by: BTreeSet<String>,
     /// The host that it is handed over from.
     pub handed_from: Option<String>,
     pub clone: Option<(VolumeId, CloneRecord)>,
@@ -406,9 +406,9 @@ impl Catalog {
                 refuse!(Code::Changed, "a volume {name} is being made by somebody else; see `holdfast volume list`")
             }
         }
-        let (served_by, handed_from, portals, clone) = (None, None, BTreeSet::new(), None);
+        let (served_by, handed_from, offered_by, clone) = (None, None, BTreeSet::new(), None);
         let (protected, shared, failover) = (false, false, false);
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared, failover }))
+        Ok(Some(Entry { root, served_by, offered_by, handed_from, clone, settings, protected, shared, failover }))
     }
 
     /// What is set aside, as it is by now.
@@ -725,14 +725,14 @@ impl Catalog {
         let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
         let (shared, failover) = export.as_ref().map_or((false, false), |export| (export.shared, export.failover));
-        let (served_by, portals, handed_from) = match export {
-            Some(ExportRecord { host, portals, from, .. }) => (Some(host), portals, from),
+        let (served_by, offered_by, handed_from) = match export {
+            Some(ExportRecord { host, offered_by, from, .. }) => (Some(host), offered_by, from),
             None => (None, BTreeSet::new(), None),
         };
         let settings = self.settings(volume)?;
         let clone = clone.map(|clone| (id, clone));
         let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
-        Ok(Some(Entry { root, served_by, portals, handed_from, clone, settings, protected, shared, failover }))
+        Ok(Some(Entry { root, served_by, offered_by, handed_from, clone, settings, protected, shared, failover }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {
@@ -797,7 +797,7 @@ impl Catalog {
 
     /// Whether this host offers it, and others may.
     pub fn is_offered(&self, entry: &Entry) -> bool {
-        entry.served_by.is_some() && entry.portals.contains(&self.host)
+        entry.served_by.is_some() && entry.offered_by.contains(&self.host)
     }
 
     pub fn is_here(&self, entry: &Entry) -> bool {
@@ -884,8 +884,8 @@ impl Catalog {
     }
 
     /// These hosts offer the volume, too; false where it is not in service.
-    pub fn add_portals(&self, volume: VolumeId, hosts: &[&str]) -> Result<bool> {
-        self.change_export(volume, |export| export.portals.extend(hosts.iter().map(|host| (*host).to_string())))
+    pub fn add_offers(&self, volume: VolumeId, hosts: &[&str]) -> Result<bool> {
+        self.change_export(volume, |export| export.offered_by.extend(hosts.iter().map(|host| (*host).to_string())))
     }
 
     /// A host that is none of the grid's any more neither serves nor offers the volume. True where it had it in
@@ -905,9 +905,9 @@ impl Catalog {
         Ok(is_ended)
     }
 
-    /// This host offers it no more. One that is left alone is no portal.
-    pub fn end_portal(&self, volume: VolumeId) -> Result<()> {
-        self.change_export(volume, |export| *export = exports::without_portal(export.clone(), &self.host))?;
+    /// This host offers it no more. Where one host is left, the list is cleared.
+    pub fn end_offer(&self, volume: VolumeId) -> Result<()> {
+        self.change_export(volume, |export| *export = exports::without_offer(export.clone(), &self.host))?;
         Ok(())
     }
 
@@ -1259,9 +1259,9 @@ mod tests {
     fn what_others_take_over_stays_in_service_when_its_host_is_taken_out_of_the_grid() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
-        let export = |portals: &[&str], failover| {
-            let portals = portals.iter().map(|host| host.to_string()).collect();
-            ExportRecord { host: "gone".to_string(), portals, failover, ..ExportRecord::default() }
+        let export = |offered_by: &[&str], failover| {
+            let offered_by = offered_by.iter().map(|host| host.to_string()).collect();
+            ExportRecord { host: "gone".to_string(), offered_by, failover, ..ExportRecord::default() }
         };
         let all = [
             (export(&[], false), None),

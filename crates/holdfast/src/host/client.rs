@@ -1,6 +1,6 @@
 //! Clients of this machine's host: who one is beside other clients, over all its connections.
 
-use holdfast_format::portal::Client;
+use holdfast_format::forward::Client;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

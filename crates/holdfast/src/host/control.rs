@@ -334,7 +334,7 @@ impl ControlPlane {
             Request::VolumeExport { name, takeover, multipath, key, shared, failover } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
                 let exported = named.and_then(|()| match multipath {
-                    true => self.export_by_portal(&name),
+                    true => self.export_multipath(&name),
                     false => self.export(&name, takeover),
                 });
                 exported.and_then(|_| self.set_export(&name, shared, failover)).map(Response::from)
@@ -547,7 +547,7 @@ impl ControlPlane {
                 Some(at) => {
                     let volume = &mut volumes[*at];
                     (volume.protected, volume.failover) = (entry.protected, entry.failover);
-                    volume.portals = entry.portals.into_iter().collect();
+                    volume.offered_by = entry.offered_by.into_iter().collect();
                 }
                 None => {
                     let (only_for, limit) = (lists.get(&entry.id()).cloned(), limits.get(&entry.id()).cloned());
@@ -572,7 +572,7 @@ impl ControlPlane {
         let entry = self.catalog.find(name)?;
         let live = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
         let mut info = live.unwrap_or_else(|| self.closed_info(&entry));
-        info.portals = entry.portals.iter().cloned().collect();
+        info.offered_by = entry.offered_by.iter().cloned().collect();
         (info.protected, info.failover) = (entry.protected, entry.failover);
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
@@ -786,7 +786,7 @@ impl ControlPlane {
     pub(super) fn unexport(&self, name: &str, force: bool) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         if self.catalog.is_offered(&entry) && !self.catalog.is_here(&entry) && entry.clone.is_none() {
-            return self.end_portal(&entry, force);
+            return self.end_offer(&entry, force);
         }
         self.catalog.check_not_elsewhere(&entry)?;
         if entry.clone.is_some() {
@@ -999,7 +999,7 @@ impl ControlPlane {
     fn is_orphaned(&self, entry: &Entry) -> bool {
         !entry.failover
             && self.records.view(|view| {
-                let mut could = entry.served_by.iter().chain(&entry.portals);
+                let mut could = entry.served_by.iter().chain(&entry.offered_by);
                 !could.any(|host| view.has_host(host))
             })
     }
@@ -1034,7 +1034,7 @@ impl ControlPlane {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
         let trouble = self.keys.trouble(entry.root.volume).filter(|_| !elsewhere);
         let state = match trouble {
-            _ if elsewhere && self.catalog.is_offered(entry) => VolumeState::Portal,
+            _ if elsewhere && self.catalog.is_offered(entry) => VolumeState::Forwarding,
             _ if elsewhere => VolumeState::Elsewhere,
             Some(_) => VolumeState::Locked,
             None => VolumeState::Closed,
@@ -1062,14 +1062,14 @@ impl ControlPlane {
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             orphaned: elsewhere && self.is_orphaned(entry),
-            portals: entry.portals.iter().cloned().collect(),
+            offered_by: entry.offered_by.iter().cloned().collect(),
             only_for: None,
             limit: None,
             state,
             waits: trouble.or_else(|| self.fails_over_when(entry)),
             warning: None,
             epoch: entry.root.epoch.0,
-            uris: self.portal_uris(entry),
+            uris: self.offer_uris(entry),
             filters: None,
             sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,

@@ -1,4 +1,4 @@
-//! What an operator asks for of volumes that several hosts offer: portals, and hand-overs.
+//! Orders of operators for volumes that several hosts offer: to offer them, and to hand them over.
 
 use super::catalog::Entry;
 use super::commands::Command;
@@ -20,11 +20,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl ControlPlane {
     /// This host offers a volume that another one serves; where none does it serves it itself.
-    pub(super) fn export_by_portal(&self, name: &str) -> Result<VolumeInfo> {
+    pub(super) fn export_multipath(&self, name: &str) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
         let Some(host) = entry.served_by.clone() else { return self.export(name, false) };
         self.check_can_reach(&entry, &host)?;
-        if !self.catalog.add_portals(entry.root.volume, &[&host, self.catalog.host()])? {
+        if !self.catalog.add_offers(entry.root.volume, &[&host, self.catalog.host()])? {
             return self.export(name, false);
         }
         self.publish_offers()?;
@@ -47,7 +47,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    pub(super) fn end_portal(&self, entry: &Entry, force: bool) -> Result<VolumeInfo> {
+    pub(super) fn end_offer(&self, entry: &Entry, force: bool) -> Result<VolumeInfo> {
         let count = self.clients_through(entry);
         if count > 0 && !force {
             refuse!(
@@ -56,7 +56,7 @@ impl ControlPlane {
                 entry.name()
             );
         }
-        self.catalog.end_portal(entry.root.volume)?;
+        self.catalog.end_offer(entry.root.volume)?;
         self.publish_offers()?;
         self.show(entry.name())
     }
@@ -90,7 +90,7 @@ impl ControlPlane {
         self.check_can_reach(&entry, to)?;
         self.check_could_serve(name, to)?;
         let volume = entry.root.volume;
-        self.catalog.add_portals(volume, &[to, self.catalog.host()])?;
+        self.catalog.add_offers(volume, &[to, self.catalog.host()])?;
         self.publish_offers()?;
         let asked = name.to_string();
         // What is left in the log then is recovered by the other.
@@ -151,7 +151,7 @@ impl ControlPlane {
     }
 
     /// Where clients reach a volume of another host through this one.
-    pub(super) fn portal_uris(&self, entry: &Entry) -> Vec<String> {
+    pub(super) fn offer_uris(&self, entry: &Entry) -> Vec<String> {
         if !self.catalog.is_offered(entry) {
             return Vec::new();
         }

@@ -60,7 +60,7 @@ use commands::{Command, Waiters};
 use holdfast_base::time::earliest;
 use holdfast_base::{BlockRequest, Effects, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
-use holdfast_format::portal::{self as wire, Ask, PORTAL, Refusal};
+use holdfast_format::forward::{self as wire, Ask, FORWARD, Refusal};
 use holdfast_host::planned;
 use holdfast_host::{Call, Effect, Event as HostEvent, Host, HostPlaces, Level, Order, PeerEffect, PeerEvent};
 use holdfast_runtime::mailbox::Receiver;
@@ -195,7 +195,7 @@ impl Shell {
                 let apart;
                 let why = match refusal {
                     Refusal::Version(its) => {
-                        apart = its.apart_from(PORTAL);
+                        apart = its.apart_from(FORWARD);
                         &apart
                     }
                     Refusal::Grid => "it is of another grid: check the addresses",

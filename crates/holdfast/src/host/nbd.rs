@@ -15,7 +15,7 @@ use super::client::Machine;
 use super::reactors::Own;
 use super::tls::Secured;
 use holdfast_base::{BlockReply, Buf, BufMut, Effects, ExportInfo, GridId, Instant, ObjectId, Slab, Token};
-use holdfast_format::portal::Client as Association;
+use holdfast_format::forward::Client as Association;
 use holdfast_frontend::nbd::{Effect, Exports, Refusal, RefusalKind, Session, SessionConfig, TlsPolicy};
 use holdfast_host::{Caller, Connection, Denied, DeniedKind, Event, Handshakes, Host, HostPlaces, Source};
 use holdfast_runtime::framed::REVOKED;

@@ -11,7 +11,7 @@ use crate::link_tls::{Door, HANDSHAKE_MAX, PUSHED_OUT};
 use crate::logger;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, Instant, Slab, Token};
-use holdfast_format::portal::{Answer, Ask};
+use holdfast_format::forward::{Answer, Ask};
 use holdfast_format::wire::Message;
 use holdfast_host::homes::host_of_link;
 use holdfast_host::{LinkId, PeerEvent, Source};
@@ -125,7 +125,7 @@ impl Peers {
         }
     }
 
-    /// The portal has given the connection up: it does not have to be told.
+    /// The other host has given the connection up: it does not have to be told.
     pub fn reconnect(&mut self, now: Instant, peer: usize, refused: bool, io: &mut Io) {
         self.drop_peer(peer, now, false, io);
         if refused {
@@ -133,7 +133,7 @@ impl Peers {
         }
     }
 
-    /// The desk has done with it, and does not have to be told. What was sent to it leaves first.
+    /// The owner's end has done with it, and does not have to be told. What was sent to it leaves first.
     pub fn close_link(&mut self, link: LinkId, io: &mut Io) {
         self.door.let_in(Token(link.0));
         if let Some(link) = self.links.remove(Token(link.0)) {

@@ -91,7 +91,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         host: None,
         orphaned: false,
         failover: false,
-        portals: Vec::new(),
+        offered_by: Vec::new(),
         only_for: None,
         limit: None,
         state: match volume.is_exported() || status.state == State::Deposed {

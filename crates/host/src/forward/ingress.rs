@@ -1,4 +1,4 @@
-//! A host's portal: the sessions of its clients, and where what they ask is carried out.
+//! The ingress of a host: the sessions of its clients, and where what they ask is carried out.
 //!
 //! States of a session
 //!
@@ -10,8 +10,9 @@
 //! | attached | its owner has it | its link goes down, the owner is another, the owner says that it is none → waiting |
 //! | leaving | the volume is not offered here any more | the owner confirms → ended |
 //!
-//! From each but `here` it is ended by [`LAPSE`] without word of an owner, and from each where the portal itself stood still for so
-//! long (invariants 2 and 3 of the crate): a client whose connection ends without a word may try again, here or elsewhere.
+//! From each but `here` it is ended by [`LAPSE`] without word of an owner, and from each where the ingress itself stood
+//! still for so long (invariants 2 and 3 of the crate): a client whose connection ends without a word may try again,
+//! here or elsewhere.
 //!
 //! Requests of a session that is not `here` are kept until they are answered. Those of one that is here are the controller's;
 //! where it turns out not to own the volume the shell hands them in again.
@@ -28,7 +29,7 @@ use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
     Token, VolumeId, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, CLIENTS_SINCE, Client, Failure, LIFETIME_MS, PORTAL, Refusal, TickMs};
+use holdfast_format::forward::{Answer, Ask, CLIENTS_SINCE, Client, FORWARD, Failure, LIFETIME_MS, Refusal, TickMs};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -60,7 +61,7 @@ pub type Peer = usize;
 /// Where a volume is served, as far as this host knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// By the controller beside the portal.
+    /// By the controller beside the ingress.
     Here,
     At(Peer),
     /// By nobody, for the moment.
@@ -77,7 +78,7 @@ pub enum Event {
         volume: VolumeId,
         export: String,
         client: Client,
-        /// When its last write was answered, in a session that was not the portal's.
+        /// When its last write was answered, in a session that was not the ingress's.
         wrote_at: Option<Instant>,
     },
     /// The client is gone.
@@ -92,7 +93,7 @@ pub enum Event {
         /// session had to wait for others.
         since: Instant,
     },
-    /// The controller beside the portal does not own the volume that the session is of; what it was asked follows.
+    /// The controller beside the ingress does not own the volume that the session is of; what it was asked follows.
     NotHere {
         session: Token,
     },
@@ -125,7 +126,7 @@ pub enum Event {
 
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// To the controller beside the portal.
+    /// To the controller beside the ingress.
     Submit {
         session: Token,
         request: BlockRequest,
@@ -312,7 +313,7 @@ impl Ingress {
         sessions.chain(links).fold(watch, earliest)
     }
 
-    /// Whether the session's requests are the controller's beside the portal.
+    /// Whether the session's requests are the controller's beside the ingress.
     pub fn is_here(&self, session: Token) -> bool {
         self.sessions.get(&session).is_some_and(|s| s.state == State::Here)
     }
@@ -613,7 +614,7 @@ impl Ingress {
     fn on_connected(&mut self, peer: Peer, out: Out) {
         let link = Link {
             up: false,
-            version: PORTAL.oldest,
+            version: FORWARD.oldest,
             calls: BTreeMap::new(),
             tick: 0,
             heard_at: Instant::ZERO,
@@ -624,7 +625,7 @@ impl Ingress {
         self.links.insert(peer, link);
         let number = self.next_number;
         self.next_number += 1;
-        let (versions, grid, host, instance) = (PORTAL, self.grid, self.host.clone(), self.instance);
+        let (versions, grid, host, instance) = (FORWARD, self.grid, self.host.clone(), self.instance);
         self.send(peer, Some(Call::Hello), Ask::Hello { versions, grid, host, instance, number }, Buf::empty(), out);
     }
 

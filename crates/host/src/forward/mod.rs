@@ -21,7 +21,7 @@ pub use ingress::{Effect as IngressEffect, Event as IngressEvent, Ingress, LAPSE
 pub use owner::{Binding, LinkId, OwnerEffect, OwnerEnd, OwnerEvent};
 
 use holdfast_base::{BlockOp, Buf, crc32c};
-use holdfast_format::portal::Op;
+use holdfast_format::forward::Op;
 /// A request as it travels, and its payload.
 fn travelling(op: &BlockOp) -> (Op, Buf) {
     match op {

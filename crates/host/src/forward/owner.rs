@@ -1,16 +1,17 @@
-//! A host's desk: what other hosts' portals ask of the volumes that this one owns.
+//! The owner's end of forwarding: what other hosts' ingresses ask of the volumes that this one owns.
 //!
-//! States of a link: greeting (what an earlier link of the same portal left under way is waited for) → up → gone, with what
-//! is under way of it or without.
+//! States of a link: greeting (what an earlier link of the same ingress left under way is waited for) → up → gone, with
+//! what is under way of it or without.
 //! States of a session: binding (the shell looks for the export; what an earlier session of the number left under way is
 //! waited for) → attached → detached.
 //!
 //! Invariants
-//! 1. Of one portal's links only the newest is read from, and its greeting is answered when nothing of the others is under
-//!    way any more: what they had asked and is asked again is not overtaken by its first copy.
+//! 1. Of one ingress's links only the newest is read from, and its greeting is answered when nothing of the others is
+//!    under way any more: what they had asked and is asked again is not overtaken by its first copy.
 //! 2. A request with a tick older than [`LIFETIME_MS`] is not carried out (protocol rule 22).
-//! 3. A session begins, here or attached, when all that other portals had before has come ([`Ask::Passed`]), or nothing more of
-//!    them can be carried out: its client may have left another path, on which a write is still under way.
+//! 3. A session begins, here or attached, when all that other ingresses had before has come ([`Ask::Passed`]), or
+//!    nothing more of them can be carried out: its client may have left another path, on which a write is still under
+//!    way.
 //! 4. Every request that reached a controller is answered by it once, whatever became of who asked.
 //!
 //! Limits: [`SESSIONS_MAX`] sessions, [`REQUESTS_MAX`] requests under way; beyond, what is asked is refused or its link ended.
@@ -22,13 +23,15 @@ use holdfast_base::{
     BlockData, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken, Slab, Token,
     VolumeId, buf::concat, crc32c,
 };
-use holdfast_format::portal::{Answer, Ask, CLIENTS_SINCE, Client, Failure, LIFETIME_MS, Op, PORTAL, Refusal, TickMs};
+use holdfast_format::forward::{
+    Answer, Ask, CLIENTS_SINCE, Client, FORWARD, Failure, LIFETIME_MS, Op, Refusal, TickMs,
+};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::PAYLOAD_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Sessions of all portals: as many as their own hosts take.
+/// Sessions of all ingresses: as many as their own hosts take.
 const SESSIONS_MAX: usize = 4096;
 
 /// Requests of all sessions.
@@ -148,7 +151,7 @@ struct Link {
     is_open: bool,
     /// When it was last told a tick: what it asks by that is refused after the lifetime.
     ticked_at: Instant,
-    /// By the portal's number.
+    /// By the ingress's number.
     sessions: BTreeMap<u64, Token>,
 }
 
@@ -162,7 +165,7 @@ struct Remote {
     /// What waits for the last request: the detaching.
     detaching: Option<u64>,
     under_way: usize,
-    /// The portal does not know it any more by its number.
+    /// The ingress does not know it any more by its number.
     is_gone: bool,
 }
 
@@ -172,10 +175,10 @@ enum Arriving {
     Remote(Token),
 }
 
-/// Somebody's session, which begins when these portals have said that what they had has come.
+/// Somebody's session, which begins when these ingresses have said that what they had has come.
 struct Barrier {
     who: Arriving,
-    portals: BTreeSet<String>,
+    ingresses: BTreeSet<String>,
     /// What they had is refused from here on.
     until: Instant,
 }
@@ -241,25 +244,25 @@ impl OwnerEnd {
         self.barriers.values().map(|b| b.until).min()
     }
 
-    /// A session is about to begin: portals, other than its own, are asked to say when what they have has come.
+    /// A session is about to begin: ingresses, other than its own, are asked to say when what they have has come.
     fn arrive(&mut self, who: Arriving, own: Option<&str>, out: Out) {
         let others = self.links.values().filter(|l| own != Some(l.host.as_str()));
         let mut until = self.now;
-        let mut portals = BTreeSet::new();
+        let mut ingresses = BTreeSet::new();
         for link in others.filter(|l| !l.sessions.is_empty() || l.under_way > 0) {
             until = until.max(link.ticked_at + Duration::from_millis(LIFETIME_MS + 1_000));
-            portals.insert(link.host.clone());
+            ingresses.insert(link.host.clone());
         }
         let barrier = self.next_barrier;
         self.next_barrier += 1;
-        for portal in &portals {
-            self.ask_barrier(barrier, portal, out);
+        for ingress in &ingresses {
+            self.ask_barrier(barrier, ingress, out);
         }
-        self.barriers.insert(barrier, Barrier { who, portals, until });
+        self.barriers.insert(barrier, Barrier { who, ingresses, until });
     }
 
-    fn ask_barrier(&self, barrier: u64, portal: &str, out: Out) {
-        let is_asked = |l: &Link| l.host == portal && l.is_open && l.greeting.is_none();
+    fn ask_barrier(&self, barrier: u64, ingress: &str, out: Out) {
+        let is_asked = |l: &Link| l.host == ingress && l.is_open && l.greeting.is_none();
         for link in self.links.iter().filter(|(_, l)| is_asked(l)).map(|(id, _)| *id) {
             self.answer(link, 0, Answer::Barrier { barrier }, Vec::new(), out);
         }
@@ -268,7 +271,7 @@ impl OwnerEnd {
     fn on_passed(&mut self, link: LinkId, barrier: u64) {
         let host = &self.links[&link].host;
         if let Some(barrier) = self.barriers.get_mut(&barrier) {
-            barrier.portals.remove(host);
+            barrier.ingresses.remove(host);
         }
     }
 
@@ -279,12 +282,12 @@ impl OwnerEnd {
         }
         for barrier in self.barriers.values_mut() {
             // Of one without a link nothing is read any more, and nothing of it is under way.
-            barrier.portals.retain(|portal| self.links.values().any(|l| l.host == *portal));
+            barrier.ingresses.retain(|ingress| self.links.values().any(|l| l.host == *ingress));
         }
         let (now, at_once) = (self.now, self.mutations.begins_at_once());
         let settled: Vec<Barrier> = self
             .barriers
-            .extract_if(.., |_, b| b.portals.is_empty() || b.until <= now || at_once)
+            .extract_if(.., |_, b| b.ingresses.is_empty() || b.until <= now || at_once)
             .map(|(_, b)| b)
             .collect();
         for Barrier { who, .. } in settled {
@@ -300,7 +303,7 @@ impl OwnerEnd {
         }
     }
 
-    /// The portal whose link it is, once it has greeted.
+    /// The ingress whose link it is, once it has greeted.
     pub fn host_of(&self, link: LinkId) -> Option<&str> {
         self.links.get(&link).map(|l| l.host.as_str())
     }
@@ -346,7 +349,7 @@ impl OwnerEnd {
                 self.answer(link, token, Answer::Pong { tick: self.tick() }, Vec::new(), out);
             }
             Ask::Attach { session, export, fresh } => {
-                let client = Client::of_portal(host_of_link(&self.links[&link].host));
+                let client = Client::of_ingress(host_of_link(&self.links[&link].host));
                 self.on_attach(link, token, (session, fresh), (export, client, (None, false)), out);
             }
             Ask::AttachAs { session, export, fresh, client, wrote_ms, fenced } => {
@@ -368,9 +371,9 @@ impl OwnerEnd {
             out.push(OwnerEffect::CloseLink { link: id });
             return self.on_link_down(id, out);
         }
-        let Some(version) = PORTAL.common(versions).filter(|_| grid == self.grid) else {
-            let is_of_it = PORTAL.common(versions).is_some();
-            out.push(refuse(if is_of_it { Refusal::Grid } else { Refusal::Version(PORTAL) }));
+        let Some(version) = FORWARD.common(versions).filter(|_| grid == self.grid) else {
+            let is_of_it = FORWARD.common(versions).is_some();
+            out.push(refuse(if is_of_it { Refusal::Grid } else { Refusal::Version(FORWARD) }));
             return out.push(OwnerEffect::CloseLink { link: id });
         };
         link.version = version;
@@ -390,7 +393,7 @@ impl OwnerEnd {
         self.greet(&host, out);
     }
 
-    /// Answers the greeting of a portal's newest link, once nothing of its others is under way.
+    /// Answers the greeting of an ingress's newest link, once nothing of its others is under way.
     fn greet(&mut self, host: &str, out: Out) {
         let mut own = self.links.iter().filter(|(_, l)| l.host == host);
         if own.any(|(_, l)| !l.is_open) {
@@ -404,7 +407,7 @@ impl OwnerEnd {
                 out.push(OwnerEffect::Answer { link: *id, token, answer, payload: Vec::new() });
             }
         }
-        for (barrier, _) in self.barriers.iter().filter(|(_, b)| b.portals.contains(host)) {
+        for (barrier, _) in self.barriers.iter().filter(|(_, b)| b.ingresses.contains(host)) {
             self.ask_barrier(*barrier, host, out);
         }
     }
@@ -427,7 +430,7 @@ impl OwnerEnd {
         }
     }
 
-    /// The portal does not ask in this session any more; what is under way goes on.
+    /// The ingress does not ask in this session any more; what is under way goes on.
     fn let_go(&mut self, token: Token, out: Out) {
         let remote = self.remotes.get_mut(token).expect("a link's sessions are there");
         remote.is_gone = true;

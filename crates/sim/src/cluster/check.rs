@@ -83,7 +83,7 @@ impl Grid {
         {
             self.outcome.take_overs += 1;
             self.check_take_over(host, &before.host, about.planned_at);
-            if !before.portals.contains(&name_of(host)) {
+            if !before.offered_by.contains(&name_of(host)) {
                 self.outcome.fail_overs += 1;
                 // In a hand-over the other one may be serving it still.
                 for from in std::iter::once(&before.host).chain(&before.from) {
@@ -162,7 +162,7 @@ impl Grid {
         let wanted = match &export {
             None => Vec::new(),
             Some(export) if is_up(&export.host) => number_of_name(&export.host).into_iter().collect(),
-            Some(export) if export.failover || export.portals.iter().any(|portal| is_up(portal)) => {
+            Some(export) if export.failover || export.offered_by.iter().any(|host| is_up(host)) => {
                 if !self.hosts.iter().any(|host| host.is_up) {
                     return Ok(());
                 }

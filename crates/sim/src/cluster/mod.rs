@@ -346,9 +346,9 @@ impl Grid {
             let volume = volume_id(number);
             let host = self.prng.pick(names).clone();
             let others: BTreeSet<String> = names.iter().filter(|_| self.prng.chance(600)).cloned().collect();
-            let portals = if others.is_empty() { others } else { &others | &BTreeSet::from([host.clone()]) };
+            let offered_by = if others.is_empty() { others } else { &others | &BTreeSet::from([host.clone()]) };
             let failover = self.prng.chance(300);
-            let export = ExportRecord { host, portals, failover, ..ExportRecord::default() };
+            let export = ExportRecord { host, offered_by, failover, ..ExportRecord::default() };
             let mut writes = vec![(root_key(volume), Some(root.encode()))];
             if self.real.is_some() || self.plan.volumes > 6 || self.prng.chance(900) {
                 writes.push((export_key(volume), Some(encode(&export))));
@@ -366,9 +366,9 @@ impl Grid {
     // ---- for scenarios ----
 
     /// Puts a record as it should be in the beginning.
-    pub fn set_export(&mut self, number: usize, host: usize, portals: &[usize]) {
-        let portals = portals.iter().map(|n| host::name_of(*n)).collect();
-        let export = ExportRecord { host: host::name_of(host), portals, ..ExportRecord::default() };
+    pub fn set_export(&mut self, number: usize, host: usize, offered_by: &[usize]) {
+        let offered_by = offered_by.iter().map(|n| host::name_of(*n)).collect();
+        let export = ExportRecord { host: host::name_of(host), offered_by, ..ExportRecord::default() };
         let writes = vec![(export_key(volume_id(number)), Some(encode(&export)))];
         self.store.commit(&Vec::new(), &writes, None);
     }

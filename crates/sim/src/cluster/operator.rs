@@ -47,7 +47,7 @@ pub enum What {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
     Claim { takeover: bool },
-    AddPortal { host: usize },
+    AddOffers { host: usize },
     HandTo { to: usize },
     TakeBack { to: usize },
     End,
@@ -129,9 +129,9 @@ impl Grid {
         self.trace(&[50, host as u64, task, volume.0 as u64], || format!("h{host}: #{task} {what:?} {volume}"));
         let phase = match what {
             What::Create => Phase::Change(Change::CreateRoot),
-            What::Offer => Phase::Change(Change::AddPortal { host }),
+            What::Offer => Phase::Change(Change::AddOffers { host }),
             What::HandOver { to } if to == host || !self.hosts[host].view.has_host(&name_of(to)) => return,
-            What::HandOver { to } => Phase::Change(Change::AddPortal { host: to }),
+            What::HandOver { to } => Phase::Change(Change::AddOffers { host: to }),
             What::Delete | What::Export { .. } | What::Unexport | What::Hold(_) => Phase::Hold,
         };
         let began = self.now;
@@ -339,10 +339,10 @@ impl Grid {
                 let may = is_there && (takeover || !other.is_some_and(|host| own.view.has_host(host)));
                 may.then(|| Some(exports::claimed(found, &me)))
             }
-            (Change::AddPortal { host: other }, Some(found)) => {
+            (Change::AddOffers { host: other }, Some(found)) => {
                 let hosts = [found.host.clone(), name_of(other)];
                 let mut next = found.clone();
-                next.portals.extend(hosts);
+                next.offered_by.extend(hosts);
                 let is_handed_on = other != host && found.host != me;
                 (!is_handed_on && next != found).then_some(Some(next))
             }
@@ -361,7 +361,7 @@ impl Grid {
 
     fn on_nothing_to_change(&mut self, host: usize, id: u64, change: Change) {
         match change {
-            Change::AddPortal { .. } => self.on_changed_record(host, id, change),
+            Change::AddOffers { .. } => self.on_changed_record(host, id, change),
             _ => self.next_phase(host, id, Phase::End),
         }
     }
@@ -372,7 +372,7 @@ impl Grid {
         task.hand_over = HandOver::begun(self.now);
         let next = match (change, task.what) {
             (Change::Claim { .. }, _) => Phase::AwaitOpen,
-            (Change::AddPortal { .. }, What::HandOver { .. }) if self.may_hand_over(host, id) => Phase::Prepare,
+            (Change::AddOffers { .. }, What::HandOver { .. }) if self.may_hand_over(host, id) => Phase::Prepare,
             (Change::HandTo { .. }, _) => Phase::AwaitServed,
             (Change::End, What::Delete) => Phase::Change(Change::DeleteRoot),
             _ => Phase::End,

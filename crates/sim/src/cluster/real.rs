@@ -196,7 +196,7 @@ impl Grid {
             size_bytes: root.size_bytes,
             host: &export.host,
             from: export.from.as_deref(),
-            portals: &export.portals,
+            offered_by: &export.offered_by,
         });
         let (offers, mut reaches) = offered(&self.hosts[host].name, in_service);
         reaches.retain(|name| view.has_host(name));

@@ -2,7 +2,7 @@
 
 use super::MultiHost;
 use holdfast_base::Token;
-use holdfast_format::portal::Client as Association;
+use holdfast_format::forward::Client as Association;
 use holdfast_host::SessionId;
 use holdfast_host::observed::Observation;
 use std::collections::BTreeSet;

@@ -47,7 +47,7 @@ const COPIES_LAG: Duration = Duration::from_secs(35);
 /// How a volume is offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Offer {
-    /// By two hosts: this one has it in service, that one is a portal.
+    /// By two hosts: this one has it in service, that one forwards to it.
     Twice(Part, Part),
     /// By one; any other one takes it over when that is lost.
     Auto(Part),
@@ -66,7 +66,7 @@ const VOLUMES: [(VolumeSpec, Offer); 5] = [
 impl Offer {
     fn homes(self) -> [Part; 2] {
         match self {
-            Offer::Twice(owner, portal) => [owner, portal],
+            Offer::Twice(owner, forwarding) => [owner, forwarding],
             Offer::Auto(owner) | Offer::Once(owner) => [owner, owner],
         }
     }
@@ -173,10 +173,10 @@ impl Town {
             say(&format!("volume {name}: {layout}, {offer:?}"));
             let key = if volume.is_encrypted { format!(" --key-file {}", self.key.display()) } else { String::new() };
             let encrypt = if volume.is_encrypted { format!(" --encrypt{key}") } else { String::new() };
-            let [owner, portal] = offer.homes();
+            let [owner, forwarding] = offer.homes();
             self.give(owner, &format!("volume create {name} --size {volume_mib}MiB --layout {layout}{encrypt}"))?;
             match offer {
-                Offer::Twice(..) => drop(self.give(portal, &format!("volume export {name} --multipath{key}"))?),
+                Offer::Twice(..) => drop(self.give(forwarding, &format!("volume export {name} --multipath{key}"))?),
                 Offer::Auto(_) => drop(self.give(owner, &format!("volume export {name} --failover auto"))?),
                 Offer::Once(_) => {}
             }
@@ -383,17 +383,17 @@ impl Burn<'_> {
         Ok(())
     }
 
-    /// Where a volume's guests are to be: at the host that serves it, and where there is a portal, at that.
+    /// Where a volume's guests are to be: at the host that serves it, and where another forwards to it, at that.
     fn homes(&mut self, name: &str, offer: Offer, there: &[Part]) -> Result<[Part; 2]> {
         let shown = self.town.machine(there[0]).json(&["volume", "show", name])?;
         let owner = shown["host"].as_str().and_then(Part::parse);
         let owner = owner.with_context(|| format!("volume {name} is in service nowhere: {shown}"))?;
-        let portal = match offer {
+        let forwarding = match offer {
             Offer::Twice(..) if owner == NEWCOMER => offer.homes().into_iter().find(|part| *part != Part::A),
             Offer::Twice(..) => Some(NEWCOMER),
             Offer::Auto(_) | Offer::Once(_) => None,
         };
-        Ok([owner, portal.unwrap_or(owner)])
+        Ok([owner, forwarding.unwrap_or(owner)])
     }
 
     /// What is to be the same again when the metadata are back.

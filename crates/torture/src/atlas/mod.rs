@@ -1,7 +1,7 @@
 //! The atlas of faults: a grid over six machines, every fault for every one of them, and guests that check every byte meanwhile.
 //!
 //! ```text
-//!   h1, h2       hosts without a node; both offer every volume (portals)
+//!   h1, h2       hosts without a node; both offer every volume
 //!   n1, n2, n3   storage nodes with three devices each, a member of etcd on the first two
 //!   w            the witness: a member of etcd, and nothing else
 //! ```

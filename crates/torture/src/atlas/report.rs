@@ -84,7 +84,7 @@ pub struct Report {
     pub volumes: Vec<(String, String)>,
     pub rows: Vec<Row>,
     pub total: Seen,
-    /// Bytes that were read back in the end, over all portals together.
+    /// Bytes that were read back in the end, over all hosts together.
     pub verified_bytes: u64,
     /// What keeps the run from having passed, besides what guests saw.
     pub failures: Vec<String>,
@@ -143,7 +143,7 @@ impl Report {
         let verdict = if self.passed() { "passed" } else { "FAILED" };
         text += &format!(
             "atlas {verdict}: seed {}, {} phases in {:.0} s, {} requests, {} errors, {} mismatches, {} overdue, {} MiB \
-             read back through both portals",
+             read back through both hosts",
             self.seed,
             self.rows.len(),
             self.took.as_secs_f64(),

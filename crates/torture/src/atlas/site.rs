@@ -175,7 +175,7 @@ fn lacks_at(status: &Value, node_count: usize, wanted: &[VolumeSpec], owners: &m
         let Some(volume) = volumes.iter().find(|volume| volume["name"] == *name) else {
             return Some(format!("it knows of no volume {name}"));
         };
-        if volume["state"] == "portal" {
+        if volume["state"] == "forwarding" {
             continue;
         }
         if volume["state"] != "open" {

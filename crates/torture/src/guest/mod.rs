@@ -1,7 +1,7 @@
 //! A real guest on a volume that two hosts offer: QEMU, a Linux kernel, ext4, files with checksums.
 //!
 //! ```text
-//!   guest ── virtio-blk ── QEMU's NBD client ──TCP──> host h1, a portal ──TLS──> host h2, the owner ──TLS──> n1, n2, n3
+//!   guest ── virtio-blk ── QEMU's NBD client ──TCP──> host h1 ──TLS──> host h2, the owner ──TLS──> n1, n2, n3
 //! ```
 //! The guest never learns of anything. Its disk stays where it is while the volume is handed over to h1 and back, and while
 //! the owner's machine is killed, from which h1 takes the volume over. In the end h1 itself is killed and started again:
@@ -92,7 +92,7 @@ pub fn run(options: &Options, stopped: &AtomicBool) -> Result<Report> {
     parts.pack(&initrd)?;
     let sizes = (options.device_mib, options.volume_mib);
     let mut site = Site::build(Shape::SIX, (&options.binary, &options.dir), sizes, &[VOLUME])?;
-    // The guest is at h1's portal, the volume at h2.
+    // The guest is at h1, which forwards; the volume is at h2.
     site.balance(1)?;
     say("booting the guest");
     let mut guest = Guest::boot(&parts.kernel, &initrd, &options.dir)?;

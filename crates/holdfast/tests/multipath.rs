@@ -70,21 +70,21 @@ fn clients_go_on_while_a_volume_is_handed_over() {
 
     // Both offer it, and clients of both see the same.
     b.ok("volume export v1 --multipath");
-    assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "portal".to_string()));
+    assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "forwarding".to_string()));
     let data = a.path("data");
     pattern(&data, 4 << 20);
     nbdcopy(data.to_str().expect("text"), &b.uri("v1"));
     assert_volume_holds(&a.uri("v1"), &data, &a.path("scratch"));
 
-    // One through each; the second volume has no portal before it is handed over.
+    // One through each; the second volume has no second host before it is handed over.
     let (one, two) = (Client::begin(&b, b.uri("v1")), Client::begin(&a, a.uri("v2")));
-    one.goes_on("the client of the portal");
+    one.goes_on("the client of the forwarding host");
     for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a"), (&a, &b, "b")] {
         for volume in ["v1", "v2"] {
             // Asked at the host that has it, and at the other, which passes it on.
             let asked = if volume == "v1" { from } else { to };
             asked.ok(&format!("volume handover {volume} --to {name}"));
-            assert_eq!((state(from, volume), state(to, volume)), ("portal".to_string(), "open".to_string()));
+            assert_eq!((state(from, volume), state(to, volume)), ("forwarding".to_string(), "open".to_string()));
         }
         one.goes_on("the client of host b");
         two.goes_on("the client of host a");
@@ -111,7 +111,7 @@ fn clients_go_on_while_a_volume_is_handed_over() {
 }
 
 #[test]
-fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
+fn a_forwarding_host_takes_over_from_a_host_that_dies_or_hangs() {
     let store = tempfile::tempdir().expect("a directory");
     let member = etcd(store.path(), 24);
     let endpoint = member.config().endpoint();
@@ -123,13 +123,13 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     a.ok("volume create v1 --size 32MiB");
     b.ok("volume export v1 --multipath");
     let client = Client::begin(&b, b.uri("v1"));
-    client.goes_on("the client of the portal");
+    client.goes_on("the client of the forwarding host");
 
     a.kill_host().expect("it runs");
     until("host b has taken over", || state(&b, "v1") == "open");
-    client.goes_on("the client of the portal, which serves now");
+    client.goes_on("the client of the host that forwarded, and serves now");
     a.ok("grid up");
-    until("host a offers it again", || state(&a, "v1") == "portal");
+    until("host a offers it again", || state(&a, "v1") == "forwarding");
     let (data, scratch) = (a.path("data"), a.path("scratch"));
     nbdcopy(&a.uri("v1"), data.to_str().expect("text"));
 
@@ -140,16 +140,16 @@ fn a_portal_takes_over_from_a_host_that_dies_or_hangs() {
     let hung = b.pid("host").expect("it runs");
     signal(hung, Signal::STOP).expect("signalled");
     until("host a has taken over", || state(&a, "v1") == "open");
-    client_of_a.goes_on("the client of the portal that serves");
+    client_of_a.goes_on("the client of the host that serves now");
     signal(hung, Signal::CONT).expect("signalled");
-    until("host b knows", || state(&b, "v1") == "portal");
+    until("host b knows", || state(&b, "v1") == "forwarding");
     client_of_a.goes_on("the client after that");
     client_of_a.end();
     nbdcopy(&a.uri("v1"), data.to_str().expect("text"));
     assert_volume_holds(&b.uri("v1"), &data, &scratch);
 
-    // One that does not offer it any more is no portal.
+    // One that does not offer it any more forwards nothing.
     b.ok("volume unexport v1");
     assert_eq!((state(&a, "v1"), state(&b, "v1")), ("open".to_string(), "elsewhere".to_string()));
-    assert!(a.json("volume show v1").get("portals").is_none());
+    assert!(a.json("volume show v1").get("offered_by").is_none());
 }

@@ -1,11 +1,11 @@
-//! What passes between two hosts: requests that a portal forwards to the host that owns the volume.
+//! What passes between two hosts: requests that an ingress forwards to the host that owns the volume.
 //!
-//! Frames are those of [`crate::wire`]. A portal is a host at which clients reach a volume that another host owns. It
+//! Frames are those of [`crate::wire`]. An ingress is a host at which clients reach a volume that another host owns. It
 //! connects to the owner, greets, attaches its clients' sessions, and forwards what they ask.
 //!
-//! A **tick** is a moment on the owner's clock. Each request carries the newest one that the portal has heard, and the owner
-//! refuses a request whose tick is older than [`LIFETIME_MS`] (protocol rule 22): what was held up on the way is not carried
-//! out after the client was told that it failed.
+//! A **tick** is a moment on the owner's clock. Each request carries the newest one that the ingress has heard, and the
+//! owner refuses a request whose tick is older than [`LIFETIME_MS`] (protocol rule 22): what was held up on the way is
+//! not carried out after the client was told that it failed.
 
 use crate::versions::Versions;
 use crate::wire::Message;
@@ -14,9 +14,9 @@ use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusE
 use serde::{Deserialize, Serialize};
 
 /// Versions of these messages that this release speaks.
-pub const PORTAL: Versions = Versions { oldest: 2, newest: 3 };
+pub const FORWARD: Versions = Versions { oldest: 2, newest: 3 };
 
-/// Since this version a portal says who its clients are, and hears which of them may not write.
+/// Since this version an ingress says who its clients are, and hears which of them may not write.
 pub const CLIENTS_SINCE: u32 = 3;
 
 /// Age of its tick at which a forwarded request is refused. Longer than a host's lease and a take-over, which clients
@@ -26,14 +26,14 @@ pub const LIFETIME_MS: u64 = 10_000;
 /// A moment on the clock of the host that owns the volume, in milliseconds from its own start.
 pub type TickMs = u64;
 
-/// What a portal asks of the host that owns a volume.
+/// What an ingress asks of the host that owns a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// First on every connection, and the same in all versions. Of connections of one instance only the one with the highest number lives.
     Hello { versions: Versions, grid: GridId, host: String, instance: InstanceId, number: u64 },
     /// For the tick.
     Ping,
-    /// A client has opened an export, and has this number at its portal. `fresh`: nothing of it was ever carried out.
+    /// A client has opened an export, and has this number at its ingress. `fresh`: nothing of it was ever carried out.
     Attach { session: u64, export: String, fresh: bool },
     /// Nothing that was asked in the session and is not under way yet will be done.
     Detach { session: u64 },
@@ -41,7 +41,7 @@ pub enum Ask {
     Op { session: u64, tick: TickMs, op: Op },
     /// All that had come when the owner asked for this has been asked, on this connection.
     Passed { barrier: u64 },
-    /// The portal's host takes the volume over now: stop serving, and give up all grants.
+    /// The ingress's host takes the volume over now: stop serving, and give up all grants.
     Yield { volume: VolumeId },
     /// As [`Ask::Attach`], with who the client is, how long ago its last write was answered, and whether another client has
     /// followed it. Since [`CLIENTS_SINCE`].
@@ -64,8 +64,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of a portal of a release that does not say who its clients are: all of them are one.
-    pub fn of_portal(host: &str) -> Client {
+    /// Of an ingress of a release that does not say who its clients are: all of them are one.
+    pub fn of_ingress(host: &str) -> Client {
         let label = format!("a client of host {host}");
         // No client has such a name.
         Client { name: Some(format!("host {host}")), label, ..Client::default() }
@@ -155,7 +155,7 @@ pub enum Answer {
     Pong {
         tick: TickMs,
     },
-    /// Answers nothing: the portal shall say [`Ask::Passed`].
+    /// Answers nothing: the ingress shall say [`Ask::Passed`].
     Barrier {
         barrier: u64,
     },
@@ -216,7 +216,7 @@ pub enum Refusal {
     /// These versions are spoken here, and none of those that were offered.
     Version(Versions),
     Grid,
-    /// Another connection of the same portal is newer.
+    /// Another connection of the same ingress is newer.
     Superseded,
     /// The volume is not served here, or not now.
     NotOwner,
