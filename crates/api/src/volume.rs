@@ -44,7 +44,7 @@ texts! {
         /// Another host has taken it over, and this one knows.
         Deposed = "deposed",
         /// Another host is about to hand it over to this one.
-        Warming = "warming",
+        Preloading = "preloading" | "warming",
         /// In service at another host; clients reach it here, too.
         Forwarding = "forwarding" | "portal",
         /// In service at another host.

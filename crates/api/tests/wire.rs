@@ -54,7 +54,7 @@ fn answers_of_older_hosts_are_read() {
     let written = serde_json::to_value(&info).unwrap();
     assert_eq!((&written["provisioning"], &written["integrity"]), (&json!("fixed"), &json!("on")));
 
-    for (older, state) in [("portal", VolumeState::Forwarding)] {
+    for (older, state) in [("portal", VolumeState::Forwarding), ("warming", VolumeState::Preloading)] {
         let mut told = volume();
         (told["state"], told["portals"]) = (json!(older), json!(["a", "b"]));
         let info: VolumeInfo = read(told);

@@ -17,7 +17,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, Warming, Why};
+use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Why};
 use std::collections::BTreeSet;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
@@ -119,7 +119,7 @@ pub enum Order {
         exported: bool,
     },
     /// Begins to read what another host is about to hand over, or goes on.
-    Warm {
+    Preload {
         spec: OpenSpec,
     },
     /// Drops a volume as it is, and cuts its clients off.
@@ -321,7 +321,7 @@ pub enum Outcome {
     /// Whether it was done: by [`Order::SetPolicy`], [`Order::Prepare`] and [`Order::Receive`].
     Was(bool),
     /// How far reading beforehand is (`None` where the volume is opened already); nothing where it can't be opened here.
-    Warming(Option<Option<Warming>>),
+    Preload(Option<Option<PreloadState>>),
     Closed(CloseOutcome),
     Resized(ResizeOutcome),
     Changed(ChangeOutcome),
@@ -546,7 +546,7 @@ macro_rules! outcome {
 }
 
 outcome!(was, Was, bool);
-outcome!(warming, Warming, Option<Option<Warming>>);
+outcome!(preload, Preload, Option<Option<PreloadState>>);
 outcome!(closed, Closed, CloseOutcome);
 outcome!(resized, Resized, ResizeOutcome);
 outcome!(changed, Changed, ChangeOutcome);

@@ -239,7 +239,7 @@ impl Homes {
     /// Whom an order is for. One that opens a volume gives it a home.
     pub fn route(&mut self, order: &Order) -> Route {
         match order {
-            Order::Open { spec, .. } | Order::Warm { spec } => {
+            Order::Open { spec, .. } | Order::Preload { spec } => {
                 Route::Opens(spec.volume, self.place(spec.volume, &spec.name))
             }
             Order::LetGo { volume } | Order::Dependent { origin: volume, .. } | Order::AskToYield { volume, .. } => {

@@ -652,7 +652,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         | Notice::Refused { .. }
         | Notice::ForkRefused { .. }
         | Notice::Prepared
-        | Notice::Warmed
+        | Notice::Preloaded
         | Notice::Held { .. }
         | Notice::HoldEnded { whole: true, .. } => None,
     }

@@ -6,7 +6,7 @@ use crate::reservation::FixedVolume;
 use crate::volumes::{VOLUMES_MAX, Volume};
 use crate::waiters::Awaited;
 use holdfast_base::{DeviceId, HeadId, Instant, Token, VolumeId};
-use holdfast_volume::{Change, Claim, Event as VolumeEvent, State, Target, Warming};
+use holdfast_volume::{Change, Claim, Event as VolumeEvent, PreloadState, State, Target};
 use std::collections::BTreeMap;
 
 impl Host {
@@ -17,7 +17,7 @@ impl Host {
                 self.open_if_closed(now, spec, (exported, VolumeEvent::Open), out);
                 Some(Outcome::Done)
             }
-            Order::Warm { spec } => Some(self.warm(now, spec, out)),
+            Order::Preload { spec } => Some(self.preload(now, spec, out)),
             Order::LetGo { volume } => {
                 self.let_go(now, volume, out);
                 Some(Outcome::Done)
@@ -151,19 +151,19 @@ impl Host {
     }
 
     /// Reads what another host is about to hand over.
-    fn warm(&mut self, now: Instant, spec: OpenSpec, out: Out) -> Outcome {
+    fn preload(&mut self, now: Instant, spec: OpenSpec, out: Out) -> Outcome {
         let volume = spec.volume;
-        self.open_if_closed(now, spec, (false, VolumeEvent::Warm), out);
+        self.open_if_closed(now, spec, (false, VolumeEvent::Preload), out);
         // With more nodes away than its layout bears, the log's being there is not all that it takes.
         let lacks = |volume: &Volume| {
             let away = &self.nodes_away;
             away.len() > usize::from(volume.layout().failures()) && volume.controller.lost_without(away) > 0
         };
-        let warming = |volume: &Volume| match volume.controller.warming() {
-            Some(Warming::Warm) if lacks(volume) => Some(Warming::Unreadable),
-            warming => warming,
+        let preload = |volume: &Volume| match volume.controller.preload_state() {
+            Some(PreloadState::Done) if lacks(volume) => Some(PreloadState::Unreadable),
+            state => state,
         };
-        Outcome::Warming(self.find_id(volume).map(warming))
+        Outcome::Preload(self.find_id(volume).map(preload))
     }
 
     fn is_in_care(&self, name: &str) -> bool {

@@ -9,7 +9,7 @@ use crate::volumes::Volume;
 use holdfast_base::{MetaVersion, VolumeId};
 use holdfast_cluster::{Action, Changes, Local, Outcome as Came, Reading, View};
 use holdfast_format::forward::Answer;
-use holdfast_volume::{State, Warming};
+use holdfast_volume::{PreloadState, State};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How an action of the control plane is carried out.
@@ -32,7 +32,7 @@ impl Way {
                 None => return Ok(None),
             },
             Action::Read { volume } => match spec(volume)? {
-                Some(spec) => Order::Warm { spec },
+                Some(spec) => Order::Preload { spec },
                 None => return Ok(None),
             },
             Action::AskToYield { volume, host } => Order::AskToYield { host, volume },
@@ -50,11 +50,11 @@ impl Way {
 pub fn came_of(outcome: Outcome) -> Came {
     match outcome {
         Outcome::Done => Came::Done,
-        Outcome::Warming(found) => Came::Reading(match found {
+        Outcome::Preload(found) => Came::Reading(match found {
             None => Reading::NoRoom,
-            Some(None | Some(Warming::Warm)) => Reading::Read,
-            Some(Some(Warming::Unreadable)) => Reading::Unreadable,
-            Some(Some(Warming::Reading | Warming::Filling)) => Reading::Begun,
+            Some(None | Some(PreloadState::Done)) => Reading::Read,
+            Some(Some(PreloadState::Unreadable)) => Reading::Unreadable,
+            Some(Some(PreloadState::Reading | PreloadState::Applying)) => Reading::Begun,
         }),
         // Whoever refuses has nothing to stop.
         Outcome::Yielded(answer) => Came::Asked(matches!(answer, Some(Answer::Yielded | Answer::Refused(_)))),
@@ -65,7 +65,7 @@ pub fn came_of(outcome: Outcome) -> Came {
 /// What a host does with a volume that it has, for the control plane.
 pub fn local_of(volume: &Volume) -> Local {
     match volume.controller().state() {
-        State::Opening if volume.controller().is_warming() => Local::Reading,
+        State::Opening if volume.controller().is_preloading() => Local::Reading,
         State::Opening if volume.is_exported() => Local::Opening,
         State::Open if volume.is_exported() => Local::Open,
         State::Opening | State::Open => Local::InCare,

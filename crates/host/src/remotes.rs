@@ -45,7 +45,7 @@ impl Host {
         let (name, snapshot) = split_export(&export);
         let found = self.volumes.find_open(name);
         let volume = found.and_then(|(at, head)| Some((at, head, self.volumes.table.get(at)?)));
-        let binding = match volume.filter(|(_, _, v)| v.exported || v.controller.is_warming()) {
+        let binding = match volume.filter(|(_, _, v)| v.exported || v.controller.is_preloading()) {
             // What is asked of an opening that hangs may be done by others before it serves.
             Some((_, _, volume)) if volume.controller.state() == State::Opening => {
                 return self.forward.binding.push((remote, export));

@@ -395,7 +395,7 @@ impl Volume {
 impl Volume {
     /// Whether it is of no use for this opening: it is another volume of the name, or reads beforehand for another one.
     pub(crate) fn is_in_the_way_of(&self, spec: &OpenSpec) -> bool {
-        self.id != spec.volume || self.controller.is_warming() && !spec.asks_for_same(&self.opened_by)
+        self.id != spec.volume || self.controller.is_preloading() && !spec.asks_for_same(&self.opened_by)
     }
 
     /// Since it was opened, or begun to be read beforehand.

@@ -39,7 +39,7 @@ use holdfast_host::{
 use holdfast_store as store;
 use holdfast_volume::{Effect as VolumeEffect, State, Target};
 use machine::HostMachine;
-use operator::{NAME, Operator, PREPARE, VOLUME, WARM, YIELD};
+use operator::{NAME, Operator, PRELOAD, PREPARE, VOLUME, YIELD};
 use planned::Told;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -463,7 +463,7 @@ impl MultiHost {
                 }
             }
             Effect::Done { ticket: PREPARE, outcome: Outcome::Was(true) } => self.on_prepared(),
-            Effect::Done { ticket: WARM, outcome } => self.on_warming(host, outcome.warming()),
+            Effect::Done { ticket: PRELOAD, outcome } => self.on_preload(host, outcome.preload()),
             Effect::Done { ticket: YIELD, .. } => self.on_told(host),
             Effect::Changed { volume } => {
                 self.trace(&[45, host as u64], || format!("h{host} does otherwise"));
@@ -515,9 +515,9 @@ impl MultiHost {
         self.host(host)?.find_id(VOLUME).map(|volume| volume.controller().state())
     }
 
-    fn is_warming(&self, host: usize) -> bool {
+    fn is_preloading(&self, host: usize) -> bool {
         let volume = self.host(host).and_then(|host| host.find_id(VOLUME));
-        volume.is_some_and(|volume| volume.controller().is_warming())
+        volume.is_some_and(|volume| volume.controller().is_preloading())
     }
 
     fn spec(&self) -> OpenSpec {

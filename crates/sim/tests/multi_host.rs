@@ -122,7 +122,7 @@ fn a_map_that_was_read_too_early_is_found() {
     let plan = |seed, fits_anything| {
         let mut plan = quiet(seed);
         (plan.requests, plan.hand_over) = (600, 60);
-        plan.of_controllers.warmth_fits_anything = fits_anything;
+        plan.of_controllers.preload_fits_anything = fits_anything;
         plan
     };
     let run = |seed, fits_anything| guarded(seed, || run_multi_host(plan(seed, fits_anything), false));

@@ -140,7 +140,7 @@ holdfast_base::mutations! {
         /// Rule 17: unreferenced shards are deleted although an append with unknown outcome may name them.
         clean_after_unknown_append,
         /// Hand-over: what was read before it is the beginning of whatever checkpoint there is then.
-        warmth_fits_anything,
+        preload_fits_anything,
         /// Snapshots: writes go on to the layer that was frozen.
         snapshot_stays_live,
         /// Snapshots: what a dropped one held for the layer above it is not merged into that.
@@ -171,8 +171,8 @@ pub enum Event {
     /// Begin to open the volume. Requests may follow at once: they wait.
     Open,
     /// Another host serves it, and is about to hand it over: read what can be read before [`Event::Open`], and claim
-    /// nothing. [`Notice::Warmed`] when nothing more is.
-    Warm,
+    /// nothing. [`Notice::Preloaded`] when nothing more is.
+    Preload,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
     Request {
@@ -368,12 +368,12 @@ pub enum State {
 
 /// How far an opening is that reads the map while another host serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Warming {
+pub enum PreloadState {
     /// The root, or the checkpoint that it names.
     Reading,
     /// All is there, and is taken in.
-    Filling,
-    Warm,
+    Applying,
+    Done,
     /// The checkpoint that the root named could not be read. The root may name another one meanwhile.
     Unreadable,
 }
@@ -442,8 +442,8 @@ pub enum Notice {
     },
     /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint that the root names knows it.
     Prepared,
-    /// Nothing more is read: `Controller::warming` tells what came of it.
-    Warmed,
+    /// Nothing more is read: `Controller::preload_state` tells what came of it.
+    Preloaded,
     LayoutSet {
         layout: Layout,
     },

@@ -210,7 +210,7 @@ impl Controller {
         }
         match event {
             Event::Open => self.begin_opening(out),
-            Event::Warm => self.begin_preload(out),
+            Event::Preload => self.begin_preload(out),
             Event::Close => self.begin_closing(out),
             Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
@@ -811,7 +811,7 @@ impl Controller {
 
     pub(crate) fn on_damaged(&mut self, shard: (SegmentNo, u8), leg: Leg, may_repair: bool, out: Out) {
         // The host that serves a volume may have deleted what another one reads beforehand.
-        if !self.is_warming() {
+        if !self.is_preloading() {
             let (care, mut around) = self.care();
             care.repairer.on_damaged(&mut around, shard, leg, may_repair, out);
         }

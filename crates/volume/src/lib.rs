@@ -21,8 +21,8 @@ mod wants;
 
 pub use anatomy::{Anatomy, CacheParts, DeviceParts, LegParts, LogParts, SegmentParts};
 pub use api::{
-    Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, SlowBecause, SpaceUse, State, Status, Target,
-    Warming,
+    Change, Config, Counters, Effect, Event, Lane, Mutations, Notice, PreloadState, SlowBecause, SpaceUse, State,
+    Status, Target,
 };
 pub use care::{Shares, Sharing};
 pub use controller::Controller;

@@ -7,7 +7,7 @@ use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::Checkpoint;
 use holdfast_format::root::Root;
-use holdfast_volume::{Controller, Event, Notice, State, Warming};
+use holdfast_volume::{Controller, Event, Notice, PreloadState, State};
 use std::time::Duration;
 use support::*;
 
@@ -44,8 +44,8 @@ fn delete_runs(world: &mut World) {
     }
 }
 
-fn warmed(world: &World) -> &Controller {
-    world.warmed.as_ref().expect("another host has read it")
+fn preloaded(world: &World) -> &Controller {
+    world.preloaded.as_ref().expect("another host has read it")
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn a_volume_that_was_idle_for_however_long_is_prepared_within_moments() {
         let took = world.now.since(from);
         assert!(took < Duration::from_secs(1), "after {idle_seconds} s: {took:?}");
         // What the root names is all there is.
-        world.warm(1000);
-        assert_eq!(warmed(&world).warming(), Some(Warming::Warm), "after {idle_seconds} s");
+        world.preload(1000);
+        assert_eq!(preloaded(&world).preload_state(), Some(PreloadState::Done), "after {idle_seconds} s");
         world.open();
         let before: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i % 251) as u8).collect();
         assert_eq!(world.read(0, BLOCK_BYTES as u64), before);
@@ -75,17 +75,17 @@ fn a_volume_that_nothing_was_written_to_is_prepared_and_read() {
     let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
     prepare(&mut world);
     world.run_until(is_prepared);
-    world.warm(1000);
-    assert_eq!(warmed(&world).warming(), Some(Warming::Warm));
+    world.preload(1000);
+    assert_eq!(preloaded(&world).preload_state(), Some(PreloadState::Done));
 }
 
 #[test]
 fn a_map_that_can_not_be_read_is_told_apart_and_is_no_damage() {
     let mut world = prepared(2);
     delete_runs(&mut world);
-    world.warm(1000);
-    assert_eq!(warmed(&world).warming(), Some(Warming::Unreadable));
-    assert_eq!(warmed(&world).status().counters.checksum_errors, 0);
+    world.preload(1000);
+    assert_eq!(preloaded(&world).preload_state(), Some(PreloadState::Unreadable));
+    assert_eq!(preloaded(&world).status().counters.checksum_errors, 0);
     assert_eq!(world.controller.state(), State::Open);
 }
 

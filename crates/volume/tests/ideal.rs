@@ -58,7 +58,7 @@ fn compare_with_array(seed: u64, nodes: u32, layout: Layout, ops: u32) {
                 }
             },
             94..96 => world.settle(Duration::from_millis(rng.between(1, 4000))),
-            96..98 => world.warm(rng.below(60)),
+            96..98 => world.preload(rng.below(60)),
             _ => world.open(),
         }
     }

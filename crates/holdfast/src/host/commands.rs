@@ -219,7 +219,7 @@ impl Shell {
         match command {
             Command::Order { order, answer } => {
                 let opens = match &*order {
-                    Order::Open { spec, .. } | Order::Warm { spec } => Some(spec.volume),
+                    Order::Open { spec, .. } | Order::Preload { spec } => Some(spec.volume),
                     _ => None,
                 };
                 self.give_order(now, *order, answer);

@@ -96,7 +96,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         limit: None,
         state: match volume.is_exported() || status.state == State::Deposed {
             true => state_of(status.state),
-            false if controller.is_warming() => VolumeState::Warming,
+            false if controller.is_preloading() => VolumeState::Preloading,
             false => VolumeState::InCare,
         },
         waits: volume.waits().filter(|_| status.state == State::Opening).map(|w| w.why.to_string()),

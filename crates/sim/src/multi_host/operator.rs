@@ -4,7 +4,7 @@
 use super::{ASSIGNMENT_PACE, MultiHost, OTHER, SIZE_BYTES, WAKE, name_of};
 use holdfast_base::{Instant, VolumeId};
 use holdfast_host::{FilterChange, Offer, Order, Place};
-use holdfast_volume::{State, Warming};
+use holdfast_volume::{PreloadState, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ pub(super) const VOLUME: VolumeId = VolumeId(0x9047a1);
 pub(super) const NAME: &str = "vm";
 
 /// Pace of asking how far reading beforehand is.
-const WARM_PACE: Duration = Duration::from_millis(20);
+const PRELOAD_PACE: Duration = Duration::from_millis(20);
 
 /// Tickets of orders whose outcome it goes by.
 pub(super) const PREPARE: u64 = 1;
-pub(super) const WARM: u64 = 2;
+pub(super) const PRELOAD: u64 = 2;
 pub(super) const YIELD: u64 = 3;
 
 /// A hand-over that is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum HandOver {
     Preparing { to: usize },
-    Warming { to: usize },
+    Preloading { to: usize },
     Yielding { to: usize },
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Operator {
     /// When the host that has it is asked.
     yield_at: Option<Instant>,
     /// When the host that follows is asked how far it is with reading beforehand.
-    warm_at: Option<Instant>,
+    preload_at: Option<Instant>,
     take_over_at: Option<Instant>,
     assigned_at: Instant,
 }
@@ -102,7 +102,7 @@ impl MultiHost {
 
     /// The host is to serve the volume; harmless where it does.
     pub(super) fn open(&mut self, host: usize) {
-        let was = self.state(host).filter(|_| !self.is_warming(host));
+        let was = self.state(host).filter(|_| !self.is_preloading(host));
         self.order(host, OTHER, Order::Open { spec: self.spec(), exported: true });
         if matches!(was, None | Some(State::Deposed | State::Closed)) {
             self.outcome.openings += 1;
@@ -178,33 +178,33 @@ impl MultiHost {
         match self.prng.below(3) {
             0 => self.ask_to_yield(to, Duration::ZERO),
             1 => {
-                self.order(to, OTHER, Order::Warm { spec: self.spec() });
+                self.order(to, OTHER, Order::Preload { spec: self.spec() });
                 let late = self.lateness();
                 self.ask_to_yield(to, late);
             }
             _ => {
-                self.operator.hand_over = Some((HandOver::Warming { to }, self.now() + Duration::from_secs(2)));
-                self.operator.warm_at = Some(self.now());
+                self.operator.hand_over = Some((HandOver::Preloading { to }, self.now() + Duration::from_secs(2)));
+                self.operator.preload_at = Some(self.now());
             }
         }
     }
 
     /// How far reading beforehand is, as the host says that follows.
-    pub(super) fn on_warming(&mut self, host: usize, found: Option<Option<Warming>>) {
-        if self.operator.hand_over.is_none_or(|(step, _)| step != (HandOver::Warming { to: host })) {
+    pub(super) fn on_preload(&mut self, host: usize, found: Option<Option<PreloadState>>) {
+        if self.operator.hand_over.is_none_or(|(step, _)| step != (HandOver::Preloading { to: host })) {
             return;
         }
         match found {
-            Some(Some(Warming::Reading | Warming::Filling)) => {
-                self.operator.warm_at = Some(self.now() + WARM_PACE);
-                self.world.wake_at(self.now() + WARM_PACE, WAKE);
+            Some(Some(PreloadState::Reading | PreloadState::Applying)) => {
+                self.operator.preload_at = Some(self.now() + PRELOAD_PACE);
+                self.world.wake_at(self.now() + PRELOAD_PACE, WAKE);
             }
-            Some(Some(Warming::Unreadable)) => {
+            Some(Some(PreloadState::Unreadable)) => {
                 // The owner goes on.
                 self.operator.hand_over = None;
                 self.order(host, OTHER, Order::LetGo { volume: VOLUME });
             }
-            Some(None | Some(Warming::Warm)) | None => {
+            Some(None | Some(PreloadState::Done)) | None => {
                 let late = if self.prng.chance(300) { self.lateness() } else { Duration::ZERO };
                 self.ask_to_yield(host, late);
             }
@@ -226,11 +226,11 @@ impl MultiHost {
 
     pub(super) fn drive_hand_over(&mut self) {
         let now = self.now();
-        if self.operator.warm_at.take_if(|at| *at <= now).is_some()
-            && let Some((HandOver::Warming { to }, _)) = self.operator.hand_over
+        if self.operator.preload_at.take_if(|at| *at <= now).is_some()
+            && let Some((HandOver::Preloading { to }, _)) = self.operator.hand_over
             && self.is_running(to)
         {
-            self.order(to, WARM, Order::Warm { spec: self.spec() });
+            self.order(to, PRELOAD, Order::Preload { spec: self.spec() });
         }
         if self.operator.yield_at.take_if(|at| *at <= now).is_some()
             && let Some((HandOver::Yielding { to }, _)) = self.operator.hand_over
@@ -240,9 +240,9 @@ impl MultiHost {
             self.order(to, YIELD, Order::AskToYield { host, volume: VOLUME });
         }
         let Some((step, _)) = self.operator.hand_over.take_if(|(_, until)| *until <= now) else { return };
-        let (HandOver::Preparing { to } | HandOver::Warming { to } | HandOver::Yielding { to }) = step;
+        let (HandOver::Preparing { to } | HandOver::Preloading { to } | HandOver::Yielding { to }) = step;
         // It finds that it is not to have the volume, now and then late.
-        if self.is_running(to) && self.is_warming(to) && self.operator.owner != to && self.prng.chance(700) {
+        if self.is_running(to) && self.is_preloading(to) && self.operator.owner != to && self.prng.chance(700) {
             self.order(to, OTHER, Order::LetGo { volume: VOLUME });
         }
     }

@@ -59,9 +59,9 @@ const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
 pub(crate) enum Step {
     Loading,
     /// See [`crate::owner::preload`].
-    Warming,
-    Filling,
-    Warm,
+    Preloading,
+    Applying,
+    Preloaded,
     Reaching,
     Claiming,
     Gathering,
@@ -89,7 +89,7 @@ enum ReadState {
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) step: Step,
-    pub(crate) warms: bool,
+    pub(crate) is_preload: bool,
     since: Instant,
     /// Legs that were asked what they know; true once they have answered, or never will.
     knows: BTreeMap<Leg, bool>,
@@ -131,7 +131,7 @@ impl Opening {
 
 impl Controller {
     pub(crate) fn begin_opening(&mut self, out: Out) {
-        if self.is_warming() {
+        if self.is_preloading() {
             self.end_preload();
         }
         if self.state == State::Opening && self.opening.is_none() {
@@ -139,10 +139,10 @@ impl Controller {
         }
     }
 
-    pub(crate) fn start_opening(&mut self, warms: bool, out: Out) {
+    pub(crate) fn start_opening(&mut self, is_preload: bool, out: Out) {
         self.opening = Some(Box::new(Opening {
             step: Step::Loading,
-            warms,
+            is_preload,
             since: self.basis.now,
             knows: BTreeMap::new(),
             doubted: None,
@@ -188,8 +188,8 @@ impl Controller {
     }
 
     pub(crate) fn on_root_known(&mut self, out: Out) {
-        if self.is_warming() {
-            return self.warm(out);
+        if self.is_preloading() {
+            return self.fetch_preload(out);
         }
         self.step(Step::Reaching);
         let found = self.root().clone();
@@ -209,8 +209,8 @@ impl Controller {
             Step::Loading | Step::Claiming | Step::Serving => self.drive_root(out),
             Step::Reaching => self.reach(out),
             Step::Gathering => self.gather(out),
-            Step::Warming | Step::Warm | Step::LoadingRuns => {}
-            Step::Filling => self.fill_map(out),
+            Step::Preloading | Step::Preloaded | Step::LoadingRuns => {}
+            Step::Applying => self.apply_preload(out),
             Step::Creating => self.create_first_ledger(out),
             Step::Reappending => self.reappend(out),
         }
@@ -713,7 +713,7 @@ impl Controller {
     pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
         let Some(opening) = self.opening.as_mut().filter(|opening| opening.runs.awaits(at)) else { return };
         let Ok(bytes) = result else {
-            if self.is_warming() {
+            if self.is_preloading() {
                 return self.on_preloaded(None, out);
             }
             return self.opening_waits(
@@ -727,8 +727,8 @@ impl Controller {
     }
 
     fn on_runs(&mut self, out: Out) {
-        match self.is_warming() {
-            true => self.fill_map(out),
+        match self.is_preloading() {
+            true => self.apply_preload(out),
             false => self.replay(out),
         }
     }

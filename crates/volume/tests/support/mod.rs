@@ -14,7 +14,7 @@ use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{
     DeviceHealth, DeviceStat, HeldRoot, HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request, WIRE,
 };
-use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, State, Target, Warming};
+use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, PreloadState, State, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -297,7 +297,7 @@ pub struct World {
     pub before_swap: VecDeque<fn(&mut RootRecord)>,
     pub controller: Controller,
     /// One that has read the map beforehand, or has begun to: for the next opening.
-    pub warmed: Option<Controller>,
+    pub preloaded: Option<Controller>,
     pub openings: u64,
     pub rng: Prng,
     pub layout: Layout,
@@ -327,7 +327,7 @@ impl World {
             root: (MetaVersion(1), root.encode()),
             before_swap: VecDeque::new(),
             controller: Controller::new(config(seed, 0)),
-            warmed: None,
+            preloaded: None,
             openings: 0,
             rng: Prng::new(seed),
             layout,
@@ -369,13 +369,13 @@ impl World {
     }
 
     /// Another host reads the map while this one serves, as far as it gets within so many ticks.
-    pub fn warm(&mut self, ticks: u64) {
+    pub fn preload(&mut self, ticks: u64) {
         let other = self.new_controller();
         let serving = std::mem::replace(&mut self.controller, other);
         let notices = std::mem::take(&mut self.notices);
-        self.begin(Event::Warm);
+        self.begin(Event::Preload);
         for _ in 0..ticks {
-            if matches!(self.controller.warming(), Some(Warming::Warm | Warming::Unreadable)) {
+            if matches!(self.controller.preload_state(), Some(PreloadState::Done | PreloadState::Unreadable)) {
                 break;
             }
             self.span(Duration::from_micros(1));
@@ -388,7 +388,7 @@ impl World {
         let damaged = self.notices.iter().find(|notice| matches!(notice, Notice::ShardDamaged { .. }));
         assert!(damaged.is_none(), "what the other host has deleted is called damaged: {damaged:?}");
         self.notices = notices;
-        self.warmed = Some(std::mem::replace(&mut self.controller, serving));
+        self.preloaded = Some(std::mem::replace(&mut self.controller, serving));
     }
 
     pub fn begin_open(&mut self) {
@@ -397,8 +397,8 @@ impl World {
             node.waiting.iter_mut().for_each(|w| w.3 = false);
             node.up = node.up && !node.hung;
         }
-        self.controller = match self.warmed.take() {
-            Some(warmed) => warmed,
+        self.controller = match self.preloaded.take() {
+            Some(preloaded) => preloaded,
             None => self.new_controller(),
         };
         self.begin(Event::Open);
