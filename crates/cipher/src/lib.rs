@@ -80,7 +80,7 @@ impl KeyType for Length {
     }
 }
 
-/// The key of a volume and its family, from which all others are made.
+/// The key of a volume and of those that share its segments, from which all others are made.
 #[derive(Clone)]
 pub struct VolumeKey {
     root: Prk,

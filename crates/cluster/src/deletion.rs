@@ -107,10 +107,10 @@ mod tests {
     use super::*;
     use crate::view::View;
     use holdfast_base::GridId;
-    use holdfast_format::family::Dependent;
     use holdfast_format::geometry::Layout;
     use holdfast_format::meta::SETTINGS_PREFIX;
     use holdfast_format::record::SegmentNo;
+    use holdfast_format::sharing::Dependent;
 
     const ORIGIN: VolumeId = VolumeId(1);
     const CLONE: VolumeId = VolumeId(2);

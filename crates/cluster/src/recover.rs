@@ -11,10 +11,10 @@
 //! taken for the other, and what comes back later from a device that was away is of an older epoch.
 
 use holdfast_base::{DeviceId, Epoch, Lsn, VolumeId};
-use holdfast_format::family::Dependent;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
+use holdfast_format::sharing::Dependent;
 use holdfast_format::wire::LedgerState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -213,9 +213,9 @@ fn name_dependents(all: &mut BTreeMap<VolumeId, Recovered>) {
 mod tests {
     use super::*;
     use holdfast_base::{GridId, InstanceId, LedgerId, NodeId};
-    use holdfast_format::family::Origin;
     use holdfast_format::geometry::Layout;
     use holdfast_format::ledger::{AckRule, LedgerRef};
+    use holdfast_format::sharing::Origin;
 
     const VOLUME: VolumeId = VolumeId(7);
 

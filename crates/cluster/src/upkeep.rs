@@ -17,12 +17,12 @@
 use crate::schedule::{self, Snapshot};
 use crate::view::View;
 use holdfast_base::{DeviceId, Effects, Epoch, Instant, VolumeId};
-use holdfast_format::family::SegmentRanges;
 use holdfast_format::meta::{
     KEPT_PREFIX, MACHINE_PREFIX, MachineRecord, SCHEDULE_PREFIX, decode, found_key, machine_key,
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
+use holdfast_format::sharing::SegmentRanges;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl FixedNow {
 
 /// A volume that is open here and shares segments with others.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct KinNow {
+pub struct SharingNow {
     pub volume: VolumeId,
     /// Separate clones that may need what it holds.
     pub dependents: Vec<VolumeId>,
@@ -96,7 +96,7 @@ pub struct Facts {
     pub wall_ms: u64,
     pub scheduled: Vec<Scheduled>,
     pub fixed: Vec<FixedNow>,
-    pub kin: Vec<KinNow>,
+    pub sharing: Vec<SharingNow>,
     pub devices: Vec<DeviceNow>,
     /// How much is taken was noted some time ago.
     pub space_is_due: bool,
@@ -324,14 +324,14 @@ pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
     let renew = facts.certificates_are_due.then_some(Action::Renew);
     let space = facts.space_is_due.then_some(Action::NoteSpace);
     let authority = of_authority(view, facts, config);
-    let words = facts.kin.iter().flat_map(|seen| of_kin(view, seen));
+    let words = facts.sharing.iter().flat_map(|seen| of_sharing(view, seen));
     let of_volumes = snapshots.chain(fixed).chain(words);
     of_volumes.chain(drains).chain(space).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
 }
 
 /// A clone whose root stands in the view, or that a recovery has found, names what its record says. One without may be new: whoever
 /// carries that out looks again.
-fn of_kin(view: &View, seen: &KinNow) -> Vec<Action> {
+fn of_sharing(view: &View, seen: &SharingNow) -> Vec<Action> {
     let own = seen.names.iter().map(|(origin, names)| Action::NoteNames {
         origin: *origin,
         dependent: seen.volume,
@@ -482,14 +482,14 @@ mod tests {
         records.push((found_key(found), b"{}".to_vec()));
         let view = view(&records);
         let names = (VOLUME, SegmentRanges::default());
-        let origin = KinNow {
+        let origin = SharingNow {
             volume: VOLUME,
             dependents: vec![stands, deleted, begun, VolumeId(11), found],
             names: None,
             generation: (Epoch(1), 0),
         };
-        let clone = KinNow { volume: stands, dependents: vec![], names: Some(names), generation: (Epoch(2), 5) };
-        let facts = Facts { kin: vec![origin, clone], ..Facts::default() };
+        let clone = SharingNow { volume: stands, dependents: vec![], names: Some(names), generation: (Epoch(2), 5) };
+        let facts = Facts { sharing: vec![origin, clone], ..Facts::default() };
         let give_up = |dependent| Action::GiveUp { origin: VOLUME, dependent };
         let note = Action::NoteNames {
             origin: VOLUME,

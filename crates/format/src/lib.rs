@@ -6,7 +6,7 @@
 pub mod copy;
 pub mod disk;
 pub mod drive;
-pub mod family;
+pub mod sharing;
 pub mod features;
 pub mod forward;
 pub mod geometry;
@@ -17,6 +17,7 @@ pub mod record;
 pub mod root;
 pub mod schedule;
 pub mod segment;
+pub mod sharing;
 pub mod stream;
 pub mod tier;
 pub mod versions;

@@ -1,11 +1,12 @@
 //! The root record of a volume in the metadata store: small, changed only by compare-and-swap, and only on changes of
 //! ownership, ledger rolls, checkpoints that need it, and by the operator (resize, delete).
 
-use crate::family::{Dependent, Origin, STORE_EPOCHS, Store};
+use crate::sharing::{Dependent, Origin, STORE_EPOCHS, Store};
 use crate::features::{Feature, Features};
 use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
 use crate::record::{Checkpoint, SegmentNo};
+use crate::sharing::{Dependent, Origin};
 use crate::tier::Tiers;
 use crate::{FormatError, from_postcard, split_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, KeyWidth, Lsn, VolumeId, crc32c};
@@ -46,7 +47,7 @@ pub struct Root {
     pub origins: Vec<Origin>,
     /// Volumes that may name segments of this one, or of its origins.
     pub dependents: Vec<Dependent>,
-    /// The id of the key that the volume and its family are encrypted with.
+    /// The id of the key that the volume and those that share segments with it are encrypted with.
     pub key_id: Option<u128>,
     pub tiers: Tiers,
     /// Stores whose segments this one may name, by rising epochs.
@@ -69,7 +70,7 @@ const ROOT_VERSION_UNTIERED: u16 = 3;
 /// Before there was encryption: the record ends in front of the key's id.
 const ROOT_VERSION_PLAIN: u16 = 2;
 
-/// Before there were families: the record ends in front of them.
+/// Before volumes shared segments: the record ends in front of them.
 const ROOT_VERSION_ALONE: u16 = 1;
 
 /// Epoch of a volume whose making was given up: above that of everything that nodes may have of it, or get yet.
@@ -229,13 +230,13 @@ mod tests {
     fn a_record_is_written_in_the_oldest_version_that_says_all_of_it() {
         let root = Root::new(GridId(1), VolumeId(2), "vm1", 1 << 30, Layout::DEFAULT);
         let dependent = Dependent { volume: VolumeId(3), upto: SegmentNo::default() };
-        let family = Root { dependents: vec![dependent], ..root.clone() };
-        let sealed = Root { key_id: Some(7), ..family.clone() };
+        let sharing = Root { dependents: vec![dependent], ..root.clone() };
+        let sealed = Root { key_id: Some(7), ..sharing.clone() };
         let over_devices = Root { layout: Layout::DeviceMirror { copies: 2 }, ..root.clone() };
         let packed = Root { features: Features::default().with(Feature::Packed), ..root.clone() };
         let wide = Root { features: packed.features.clone().with(Feature::WideKeys), ..root.clone() };
         assert_eq!((packed.key_width(), wide.key_width()), (KeyWidth::Narrow, KeyWidth::Wide));
-        for (version, root) in [(1, &root), (2, &family), (3, &sealed), (4, &over_devices), (5, &packed)] {
+        for (version, root) in [(1, &root), (2, &sharing), (3, &sealed), (4, &over_devices), (5, &packed)] {
             let bytes = root.encode();
             assert_eq!((bytes[4], root.version()), (version as u8, version));
             assert_eq!(Root::decode(&bytes).as_ref(), Ok(root));

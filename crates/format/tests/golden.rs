@@ -6,7 +6,7 @@ use holdfast_base::{
     MediaClass, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
 };
 use holdfast_format::drive::{DriveReport, DriveTrouble};
-use holdfast_format::family::{STORE_EPOCHS, Store};
+use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};

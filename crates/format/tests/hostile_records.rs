@@ -6,7 +6,7 @@ use holdfast_base::{
     crc32c, seeded_crc32c,
 };
 use holdfast_format::FormatError;
-use holdfast_format::family::{STORE_EPOCHS, Store};
+use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;

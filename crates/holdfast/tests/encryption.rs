@@ -158,7 +158,7 @@ fn a_separate_clone_has_a_wrapping_of_its_own(grid: &Grid, secret: &Path) {
     until("both open", || state(grid, "vault") == "open" && state(grid, "copy") == "open");
     assert_volume_holds(&grid.uri("copy"), secret, &scratch);
     assert!(grid.fails("volume delete vault").contains("copy"));
-    assert!(grid.ok("volume delete copy --now").contains("copy of its family's key destroyed"));
+    assert!(grid.ok("volume delete copy --now").contains("copy of the shared key destroyed"));
     until("the copy's space is back", || grid.json("status")["deleting"].as_array().is_some_and(Vec::is_empty));
 }
 

@@ -11,10 +11,10 @@ use holdfast_base::{
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
-use holdfast_format::family::SegmentRanges;
 use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
+use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Why};
@@ -170,7 +170,7 @@ pub enum Order {
         change: FilterChange,
     },
     /// Makes what a separate clone begins with, of a snapshot.
-    Fork {
+    CreateDependent {
         volume: String,
         snapshot: String,
         dependent: VolumeId,
@@ -326,7 +326,7 @@ pub enum Outcome {
     Resized(ResizeOutcome),
     Changed(ChangeOutcome),
     Filtered(FilterOutcome),
-    Forked(ForkOutcome),
+    Dependent(DependentOutcome),
     Grouped(GroupOutcome),
     /// What the other host says; `None` where it can't be asked.
     Yielded(Option<Answer>),
@@ -371,7 +371,7 @@ pub enum FilterOutcome {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ForkOutcome {
+pub enum DependentOutcome {
     Made(Box<Root>),
     NotOpen,
     Refused(&'static str),
@@ -551,6 +551,6 @@ outcome!(closed, Closed, CloseOutcome);
 outcome!(resized, Resized, ResizeOutcome);
 outcome!(changed, Changed, ChangeOutcome);
 outcome!(filtered, Filtered, FilterOutcome);
-outcome!(forked, Forked, ForkOutcome);
+outcome!(dependent, Dependent, DependentOutcome);
 outcome!(grouped, Grouped, GroupOutcome);
 outcome!(yielded, Yielded, Option<Answer>);

@@ -253,7 +253,7 @@ impl Homes {
             | Order::Prepare { name }
             | Order::Change { volume: name, .. }
             | Order::Filters { volume: name, .. }
-            | Order::Fork { volume: name, .. } => Route::To(self.of_name(name)),
+            | Order::CreateDependent { volume: name, .. } => Route::To(self.of_name(name)),
             Order::SnapshotGroup(order) => Route::To(order.members.first().map_or(FRONT, |member| member.reactor)),
             Order::Offer { .. } => Route::To(FRONT),
             Order::Share(_)

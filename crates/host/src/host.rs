@@ -366,7 +366,9 @@ impl Host {
                 }
             }
             Notice::Refused { change, why } => self.waiters.on_change(at, change, &ChangeOutcome::Refused(why), out),
-            Notice::Forked { .. } | Notice::ForkRefused { .. } => self.waiters.on_fork_notice(at, notice, out),
+            Notice::DependentCreated { .. } | Notice::DependentRefused { .. } => {
+                self.waiters.on_dependent_notice(at, notice, out)
+            }
             Notice::Prepared => self.waiters.on_prepared(at, true, out),
             _ => {}
         }
@@ -629,7 +631,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         Notice::LayoutSet { layout } => info(format!(" is written as {layout} from here on")),
         Notice::TiersSet { .. } => info(" has other tiers from here on".to_string()),
         Notice::Changed { change, .. } => info(format!(": {}", change_text(change))),
-        Notice::Forked { root, .. } => {
+        Notice::DependentCreated { root, .. } => {
             info(format!(": what separate clone {} begins with is written", root.name))
         }
         Notice::ShardDamaged { leg, shard, repaired } => warn(format!(
@@ -650,7 +652,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         Notice::StateChanged(_)
         | Notice::OpenWaits { .. }
         | Notice::Refused { .. }
-        | Notice::ForkRefused { .. }
+        | Notice::DependentRefused { .. }
         | Notice::Prepared
         | Notice::Preloaded
         | Notice::Held { .. }

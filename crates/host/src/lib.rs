@@ -39,7 +39,7 @@ mod writers;
 pub use access::{Caller, Lists};
 pub use admission::{Full, Handshakes, HostPlaces, Room, Source, Taken, Telling, node_peers};
 pub use event::{
-    Call, ChangeOutcome, CloseOutcome, Effect, Event, FilterChange, FilterOutcome, ForkOutcome, GroupMemberAt,
+    Call, ChangeOutcome, CloseOutcome, DependentOutcome, Effect, Event, FilterChange, FilterOutcome, GroupMemberAt,
     GroupOrder, GroupOutcome, Level, News, OpenSpec, Order, Outcome, Ownership, PeerEffect, PeerEvent, Policy,
     ResizeOutcome, Wanted,
 };

@@ -72,12 +72,12 @@ impl Host {
                 self.drive(now, at, VolumeEvent::Prepare, out);
                 return None;
             }
-            Order::Fork { volume, snapshot, dependent, name, size_bytes } => {
+            Order::CreateDependent { volume, snapshot, dependent, name, size_bytes } => {
                 let Some((at, head)) = self.volumes.find_open(&volume) else {
-                    return Some(Outcome::Forked(crate::ForkOutcome::NotOpen));
+                    return Some(Outcome::Dependent(crate::DependentOutcome::NotOpen));
                 };
-                self.waiters.add(at, Awaited::Fork(dependent), ticket);
-                self.drive(now, at, VolumeEvent::Fork { head, snapshot, dependent, name, size_bytes }, out);
+                self.waiters.add(at, Awaited::Dependent(dependent), ticket);
+                self.drive(now, at, VolumeEvent::CreateDependent { head, snapshot, dependent, name, size_bytes }, out);
                 return None;
             }
             Order::CheckReads { name, checked } => {

@@ -3,16 +3,16 @@
 use crate::host::Host;
 use crate::volumes::Volume;
 use holdfast_base::{Epoch, NodeId, VolumeId};
-use holdfast_format::family::SegmentRanges;
+use holdfast_format::sharing::SegmentRanges;
 use holdfast_volume::State;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// By separate clone that is open here: of which generation its record of what it names is.
 pub type Published = BTreeMap<VolumeId, (Epoch, u64)>;
 
-/// A volume that is open here, as far as its family goes.
+/// A volume that is open here, as far as it shares segments.
 #[derive(Clone, Debug)]
-pub struct Kin {
+pub struct SharingView {
     pub id: VolumeId,
     /// Volumes that may name segments of it.
     pub dependents: Vec<VolumeId>,
@@ -38,16 +38,16 @@ fn is_unknown(volume: &Volume) -> bool {
 
 impl Host {
     /// Volumes that are open and share segments with others; what is told of one in a known generation is left out.
-    pub fn kin(&self, known: &Published) -> Vec<Kin> {
+    pub fn sharing(&self, known: &Published) -> Vec<SharingView> {
         let open = self.volumes().filter(|v| v.controller().state() == State::Open);
-        let kin = |volume: &Volume| {
+        let sharing = |volume: &Volume| {
             let (id, generation) = (volume.id(), volume.controller().named_generation());
             let is_known = known.get(&id) == Some(&generation);
             let named = if is_known { None } else { volume.controller().named_of_origin() };
             let dependents = volume.controller().dependents().iter().map(|of| of.volume).collect();
-            Kin { id, dependents, named, generation }
+            SharingView { id, dependents, named, generation }
         };
-        open.map(kin).filter(|kin| !kin.dependents.is_empty() || kin.named.is_some()).collect()
+        open.map(sharing).filter(|sharing| !sharing.dependents.is_empty() || sharing.named.is_some()).collect()
     }
 
     /// Volumes in service that lack something for another reason than this node's absence, or can't tell yet.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: each is told once, at the latest when its volume goes out of service.
 
-use crate::event::{ChangeOutcome, CloseOutcome, Effect, ForkOutcome, Outcome, Policy, ResizeOutcome};
+use crate::event::{ChangeOutcome, CloseOutcome, DependentOutcome, Effect, Outcome, Policy, ResizeOutcome};
 use crate::host::Out;
 use holdfast_base::{Token, VolumeId};
 use holdfast_volume::{Change, Notice};
@@ -13,7 +13,7 @@ pub(crate) enum Awaited {
     Resize { size_bytes: u64 },
     Policy(Policy),
     Change(Change),
-    Fork(VolumeId),
+    Dependent(VolumeId),
     Prepare,
     Close,
 }
@@ -55,14 +55,14 @@ impl Waiters {
     }
 
     /// What came of making a separate clone.
-    pub fn on_fork_notice(&mut self, at: Token, notice: &Notice, out: Out) {
+    pub fn on_dependent_notice(&mut self, at: Token, notice: &Notice, out: Out) {
         let (of, outcome) = match notice {
-            Notice::Forked { dependent, root } => (*dependent, ForkOutcome::Made(root.clone())),
-            Notice::ForkRefused { dependent, why } => (*dependent, ForkOutcome::Refused(why)),
+            Notice::DependentCreated { dependent, root } => (*dependent, DependentOutcome::Made(root.clone())),
+            Notice::DependentRefused { dependent, why } => (*dependent, DependentOutcome::Refused(why)),
             _ => return,
         };
-        let is_it = |awaited: &Awaited| matches!(awaited, Awaited::Fork(dependent) if *dependent == of);
-        self.tell(at, is_it, &Outcome::Forked(outcome), out);
+        let is_it = |awaited: &Awaited| matches!(awaited, Awaited::Dependent(dependent) if *dependent == of);
+        self.tell(at, is_it, &Outcome::Dependent(outcome), out);
     }
 
     /// Its log is short, or the volume is served here no more.
@@ -73,7 +73,7 @@ impl Waiters {
     /// The volume went out of service: what became of the changes that were asked for, its next owner knows.
     pub fn on_changes_lost(&mut self, at: Token, out: Out) {
         self.tell(at, |of| matches!(of, Awaited::Change(_)), &Outcome::Changed(ChangeOutcome::NotOpen), out);
-        self.tell(at, |of| matches!(of, Awaited::Fork(_)), &Outcome::Forked(ForkOutcome::NotOpen), out);
+        self.tell(at, |of| matches!(of, Awaited::Dependent(_)), &Outcome::Dependent(DependentOutcome::NotOpen), out);
     }
 
     pub fn on_closed(&mut self, at: Token, out: Out) {

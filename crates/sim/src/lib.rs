@@ -8,7 +8,6 @@
 pub mod checker;
 pub mod cluster;
 pub mod disk;
-mod family;
 pub mod faults;
 pub mod grid;
 mod groups;
@@ -27,6 +26,7 @@ pub mod plan;
 mod recovery;
 pub mod runner;
 pub mod secrecy;
+mod separate;
 pub mod shards;
 mod snapshots;
 pub mod stage;

@@ -96,7 +96,7 @@ pub struct Plan {
     /// Most clones of snapshots in a run.
     pub clones_max: usize,
     /// Most separate clones in a run, and clones of these.
-    pub forks_max: usize,
+    pub separate_max: usize,
     /// Groups of snapshots are taken now and then.
     pub groups: bool,
     /// Disks are drained now and then.
@@ -176,7 +176,7 @@ impl Plan {
             clean_dead_per_mille: prng.between(150, 600) as u32,
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
-            forks_max: *Prng::new(seed ^ 0xfa31).pick(&[0, 0, 2, 4]),
+            separate_max: *Prng::new(seed ^ 0xfa31).pick(&[0, 0, 2, 4]),
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
@@ -234,13 +234,13 @@ impl Plan {
         plan.drains &= plan.domains() > usize::from(plan.layout.width()) && plan.profile != Profile::Full;
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
-            plan.forks_max = 0;
+            plan.separate_max = 0;
         }
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.
             let at_once = if plan.groups { 1 + plan.clones_max } else { 0 };
             plan.disk_bytes +=
-                3 * (plan.snapshots_max + plan.clones_max + plan.forks_max + at_once) as u64 * plan.volume_bytes;
+                3 * (plan.snapshots_max + plan.clones_max + plan.separate_max + at_once) as u64 * plan.volume_bytes;
         }
     }
 

@@ -203,13 +203,13 @@ impl Run {
     }
 
     /// Snapshots that were told of and stay.
-    pub(crate) fn snapshots_to_fork(&self) -> Vec<String> {
+    pub(crate) fn snapshots_to_share(&self) -> Vec<String> {
         let stays = |known: &Known| known.taken.is_some() && !known.drop_asked;
         self.snapshots.known.iter().filter(|(_, known)| stays(known)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Head and layer of a snapshot that was told of.
-    pub(crate) fn snapshot_to_fork(&self, name: &str) -> Option<(HeadId, ObjectId)> {
+    pub(crate) fn snapshot_to_share(&self, name: &str) -> Option<(HeadId, ObjectId)> {
         let known = self.snapshots.known.get(name)?;
         Some((self.head(known.of), known.taken?.1))
     }

@@ -32,7 +32,7 @@ impl Scenery {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
-        (plan.snapshots_max, plan.clones_max, plan.forks_max) = (0, 4, 0);
+        (plan.snapshots_max, plan.clones_max, plan.separate_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts, plan.near) = (false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         plan.read_cache_per_mille = 0;
@@ -254,18 +254,18 @@ impl Stage {
     }
 
     /// Makes a separate clone of a snapshot, which somebody opens; returns its number, from 1 on.
-    pub fn fork(&mut self, name: &str) -> usize {
+    pub fn separate(&mut self, name: &str) -> usize {
         let owner = self.owner();
-        let member = self.run.ask_fork(owner, name);
+        let member = self.run.ask_separate(owner, name);
         self.until("the separate clone is made", |s| s.run.is_member_made(member));
         self.until("the separate clone is open", |s| s.run.is_member_open(member));
         member
     }
 
     /// Asks for a separate clone without waiting for it.
-    pub fn begin_fork(&mut self, name: &str) -> usize {
+    pub fn begin_separate(&mut self, name: &str) -> usize {
         let owner = self.owner();
-        self.run.ask_fork(owner, name)
+        self.run.ask_separate(owner, name)
     }
 
     /// The runs of a checkpoint are on their way to the nodes.
@@ -279,11 +279,11 @@ impl Stage {
     }
 
     /// Makes a separate clone of a separate clone.
-    pub fn fork_member(&mut self, of: usize) -> usize {
+    pub fn separate_of_member(&mut self, of: usize) -> usize {
         self.until("the separate clone is open", |s| s.run.is_member_open(of) && s.run.is_member_idle(of));
         self.run.snapshot_member(of);
         self.until("the snapshot is taken", |s| s.run.has_member_snapshot(of));
-        let member = self.run.ask_fork_of_member(of).expect("it has a snapshot");
+        let member = self.run.ask_separate_of_member(of).expect("it has a snapshot");
         self.until("the separate clone is made", |s| s.run.is_member_made(member));
         self.until("the separate clone is open", |s| s.run.is_member_open(member));
         member

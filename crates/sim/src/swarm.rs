@@ -4,12 +4,12 @@
 //! answered, the volume open, redundancy whole, every sector read back and judged, nothing held that nobody names.
 
 use crate::disk::{Crash, Disk};
-use crate::family::Families;
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
 use crate::plan::Plan;
 use crate::recovery::Recovery;
 use crate::secrecy::{find_plain, key_of};
+use crate::separate::SeparateClones;
 use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
@@ -45,7 +45,7 @@ const LAYOUTS: [Layout; 11] = [
 const WAKE_FAULTS: u64 = 1;
 const WAKE_GUESTS: u64 = 2;
 pub(crate) const WAKE_GROUP: u64 = 3;
-pub(crate) const WAKE_FAMILY: u64 = 4;
+pub(crate) const WAKE_SEPARATE: u64 = 4;
 /// From here on: the host with that number comes back.
 const WAKE_HOST: u64 = 100;
 
@@ -109,7 +109,7 @@ pub struct Run {
     discarded_all: bool,
     pub(crate) snapshots: Snapshots,
     pub(crate) groups: Groups,
-    pub(crate) families: Families,
+    pub(crate) separate: SeparateClones,
     draining: BTreeSet<DeviceId>,
     drain_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
@@ -175,7 +175,7 @@ impl Run {
         let mut run = Run {
             snapshots,
             groups: Groups::new(plan.seed, plan.groups),
-            families: Families::new(plan.seed, plan.forks_max),
+            separate: SeparateClones::new(plan.seed, plan.separate_max),
             draining: BTreeSet::new(),
             drain_prng,
             plan,
@@ -276,7 +276,7 @@ impl Run {
 
     fn take_output(&mut self, output: Output) {
         if let Output::Reply { at, .. } | Output::Notice { at, .. } = &output
-            && let Some(number) = self.families.number_at(*at)
+            && let Some(number) = self.separate.number_at(*at)
         {
             return self.on_member_output(number, *at, output);
         }
@@ -301,14 +301,14 @@ impl Run {
             Output::Notice { notice: Notice::Miscounted { segments, hidden }, .. } => {
                 self.fail(format!("the mark found {segments} segments miscounted; too much hidden: {hidden}"));
             }
-            Output::Notice { at, notice } => self.on_family_notice(at, &notice),
-            Output::Wake(key @ (WAKE_FAULTS | WAKE_GUESTS | WAKE_FAMILY)) if self.recovery.is_some() => {
+            Output::Notice { at, notice } => self.on_separate_notice(at, &notice),
+            Output::Wake(key @ (WAKE_FAULTS | WAKE_GUESTS | WAKE_SEPARATE)) if self.recovery.is_some() => {
                 self.world.wake_at(self.world.now() + Duration::from_millis(50), key);
             }
             Output::Wake(WAKE_FAULTS) if !self.healing => self.on_fault_time(),
             Output::Wake(WAKE_GUESTS) => self.on_guest_time(),
             Output::Wake(WAKE_GROUP) => self.on_group_time(),
-            Output::Wake(WAKE_FAMILY) => self.on_family_time(self.healing),
+            Output::Wake(WAKE_SEPARATE) => self.on_separate_time(self.healing),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
             Output::Wake(_) | Output::Meta { .. } => {}
         }
@@ -412,7 +412,7 @@ impl Run {
 
     pub(crate) fn drain_devices(&mut self, devices: BTreeSet<DeviceId>) {
         self.draining = devices;
-        let members: Vec<MachineAt> = self.families.all_machines().collect();
+        let members: Vec<MachineAt> = self.separate.all_machines().collect();
         for at in self.openings.iter().copied().chain(members).collect::<Vec<_>>() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });
         }
@@ -464,7 +464,7 @@ impl Run {
         self.world.crash_host(host);
         self.guests.on_gone(|at| at.host == host);
         self.on_group_loss();
-        self.on_family_host_gone(host);
+        self.on_separate_host_gone(host);
         self.openings.retain(|at| at.host != host);
         self.current = self.current.filter(|at| at.host != host);
     }
@@ -499,7 +499,7 @@ impl Run {
         }
         self.act_on_snapshots(current);
         self.act_on_groups(current);
-        self.act_on_families(current);
+        self.act_on_separate(current);
         self.act_on_drains();
         self.act_on_layout(current);
         if self.prng.chance(100)

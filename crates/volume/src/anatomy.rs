@@ -208,7 +208,7 @@ impl Controller {
     pub fn dump(&self) -> String {
         format!(
             "segments {:#?} repair {:?} cleaner {:?} reads {:?}\nfetches {:?}\nleafloads {:?}\nawaiting {:?}\ncalls {:?}\n\
-             open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nfamily {:?}\n\
+             open {:?}\nopening {:?}\njobs {:?}\nnodes {:?}\ncheckpointer {:?}\nspace {:?}\nshared {:?}\n\
              log {} bytes, {} entries, completed {}",
             self.segments,
             self.care.repairer,
@@ -224,7 +224,7 @@ impl Controller {
             self.peers,
             self.checkpointer,
             self.room,
-            self.family,
+            self.shared,
             self.log.bytes,
             self.log.len(),
             self.log.completed

@@ -9,10 +9,10 @@ use holdfast_base::{
     MetaRequest, NodeId, ObjectId, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
-use holdfast_format::family::{Dependent, SegmentRanges};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
 use holdfast_format::root::Root;
+use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use std::collections::BTreeSet;
@@ -223,9 +223,10 @@ pub enum Event {
     Drain {
         devices: BTreeSet<DeviceId>,
     },
-    /// Make another volume of a snapshot of a head: the two share what there is (see `family`). Answered by
-    /// [`Notice::Forked`] or [`Notice::ForkRefused`]. What it names is recorded before this is asked for.
-    Fork {
+    /// Make another volume of a snapshot of a head: the two share what there is (see `sharing`). Answered by
+    /// [`Notice::DependentCreated`] or [`Notice::DependentRefused`]. What it names is recorded before this is asked
+    /// for.
+    CreateDependent {
         head: HeadId,
         snapshot: String,
         dependent: VolumeId,
@@ -471,11 +472,11 @@ pub enum Notice {
         whole: bool,
     },
     /// This root makes the volume; what it names stays until that is said to be gone.
-    Forked {
+    DependentCreated {
         dependent: VolumeId,
         root: Box<Root>,
     },
-    ForkRefused {
+    DependentRefused {
         dependent: VolumeId,
         why: &'static str,
     },

@@ -78,7 +78,7 @@ impl Basis {
 pub(crate) mod tests {
     use super::*;
     use holdfast_base::{GridId, InstanceId};
-    use holdfast_format::family::Origin;
+    use holdfast_format::sharing::Origin;
 
     pub(crate) const VOLUME: VolumeId = VolumeId(7);
 

@@ -50,7 +50,7 @@ use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Seal;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
-use crate::sharing::family::Family;
+use crate::sharing::segments::SharedSegments;
 use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
 use crate::space::{
@@ -131,7 +131,7 @@ pub struct Controller {
     pub(crate) preloaded: Option<Preloaded>,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) care: Care,
-    pub(crate) family: Family,
+    pub(crate) shared: SharedSegments,
     pub(crate) counters: Counters,
     pub(crate) seals: Vec<Seal>,
     pub(crate) last_activity: Instant,
@@ -185,7 +185,7 @@ impl Controller {
             preloaded: None,
             checkpointer: Checkpointer::default(),
             care: Care::default(),
-            family: Family::default(),
+            shared: SharedSegments::default(),
             counters: Counters::default(),
             seals: Vec::new(),
             last_activity: Instant::ZERO,
@@ -224,8 +224,8 @@ impl Controller {
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),
             Event::SetAside { claims } => self.on_set_aside(claims),
-            Event::Fork { head, snapshot, dependent, name, size_bytes } => {
-                self.on_fork((head, snapshot), (dependent, name), size_bytes, out);
+            Event::CreateDependent { head, snapshot, dependent, name, size_bytes } => {
+                self.create_dependent((head, snapshot), (dependent, name), size_bytes, out);
             }
             Event::Dependent { volume, names } => self.on_dependent(volume, names),
             Event::Devices { node, devices } => self.on_devices(node, devices, out),
@@ -268,7 +268,7 @@ impl Controller {
             || !self.reads.is_empty()
             || !self.write_ops.is_empty()
             || self.opening.is_some()
-            || !self.family.is_idle()
+            || !self.shared.is_idle()
             || self.is_awaited()
             || self.state == State::Open && self.care.cleaner.hurries_search(&self.room)
     }
@@ -435,7 +435,7 @@ impl Controller {
             wants: &mut self.wants,
             care: &mut self.care,
             room: &mut self.room,
-            family: &self.family,
+            family: &self.shared,
             handover: &self.handover,
             direct: &self.direct,
             counters: &mut self.counters,
@@ -614,7 +614,7 @@ impl Controller {
             JobKind::Runs { part } => self.drive_checkpointer(out, |checkpointer, around| {
                 checkpointer.on_runs_durable(around, part, id.into());
             }),
-            JobKind::Fork { part, .. } => self.on_fork_durable(id, part, geometry, &homes),
+            JobKind::Dependent { part, .. } => self.on_dependent_durable(id, part, geometry, &homes),
             JobKind::Destage { .. } | JobKind::Clean { .. } | JobKind::Direct { .. } => {
                 unreachable!("data has a commit record")
             }
@@ -631,7 +631,7 @@ impl Controller {
             }
             JobKind::Clean { .. } => self.on_cleaned(blocks, out),
             JobKind::Direct { writes } => self.on_direct_ended(writes, None, out),
-            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {
+            JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {
                 unreachable!("the writer has seen to that")
             }
         }
@@ -641,9 +641,9 @@ impl Controller {
     /// of it, and other work waits for space.
     fn retry_parked_segments(&mut self, out: Out) {
         // While a pass waits no fold tells which segments are dead: it must not wait for the room they take.
-        let family = &self.family;
+        let shared = &self.shared;
         self.writer.drop_parked(|kind| match kind {
-            JobKind::Fork { volume, .. } => family.is_forking(*volume),
+            JobKind::Dependent { volume, .. } => shared.is_creating(*volume),
             _ => true,
         });
         let parked = self.drive_writer(out, |writer, around, out| writer.retry_parked(around, out));
@@ -666,7 +666,7 @@ impl Controller {
                     self.writer.give_up(job);
                     self.on_clean_refused();
                 }
-                JobKind::Direct { .. } | JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. } => {}
+                JobKind::Direct { .. } | JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {}
             }
         }
     }
@@ -688,7 +688,7 @@ impl Controller {
 
     /// Age, lost copies, closing, or writes that wait for room: short segments are written rather than waited for.
     fn destage_is_forced(&mut self) -> bool {
-        if self.state == State::Closing || self.room.is_short() || self.fork_waits() {
+        if self.state == State::Closing || self.room.is_short() || self.creation_waits() {
             return true;
         }
         let oldest = self.log.next_to_destage();
@@ -1102,7 +1102,7 @@ impl Controller {
     pub(crate) fn leave(&mut self, end: State, error: BlockError, out: Out) {
         self.set_state(end, out);
         self.abandon_quiesce(error, out);
-        self.abandon_fork(out);
+        self.abandon_creation(out);
         self.refuse_all(error, out);
     }
 
@@ -1443,7 +1443,7 @@ impl Controller {
         self.drive_handover(out);
         self.drive_roll(out);
         self.drive_destage(out);
-        self.drive_fork(out);
+        self.drive_creation(out);
         self.drive_slices(out);
         self.drive_checkpointer(out, Checkpointer::drive);
         self.drive_cleaner(out);

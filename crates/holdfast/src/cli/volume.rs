@@ -574,7 +574,7 @@ fn what_becomes_of_the_key(volume: &VolumeInfo) -> &'static str {
     match (volume.encrypted, &volume.clone_of, &volume.shares_with) {
         (false, ..) => "",
         (true, Some(_), _) => " (its volume keeps the key)",
-        (true, None, Some(_)) => ", and its copy of its family's key destroyed",
+        (true, None, Some(_)) => ", and its copy of the shared key destroyed",
         (true, None, None) => ", and its key destroyed: what devices still hold of it can't be read any more",
     }
 }

@@ -5,7 +5,7 @@
 //! volume/ID/root         the root record
 //! volume/ID/key          of an encrypted one: its key, wrapped (see `keys`)
 //! volume/ID/clone        of a clone instead: which volume it is a part of
-//! volume/ID/dependent/ID what a volume that was made of this one names of it (see `family`)
+//! volume/ID/dependent/ID what a volume that was made of this one names of it (see `sharing`)
 //! volume/ID/export       there while the volume is in service, for the next start: at which host
 //! trash/ID               deleted, and can be had back for a while (see `trash`)
 //! deleting/ID            there until every device has returned the volume's space
@@ -39,7 +39,6 @@ use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_cluster::exports;
 use holdfast_format::FormatError;
-use holdfast_format::family::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
     CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FixedRecord,
@@ -53,6 +52,7 @@ pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
+use holdfast_format::sharing::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::tier::Tiers;
 use holdfast_host::reservation::{Fixed, FixedVolume};
 use holdfast_host::{Limits, Lists, OpenSpec};
@@ -451,7 +451,7 @@ impl Catalog {
         unchecked_reads: bool,
         key: Option<&NewKey>,
     ) -> Result<Begun> {
-        // It and its origin are a family from then on.
+        // It and its origin share segments from then on.
         let dependents = vec![Dependent { volume: VolumeId(0), upto: SegmentNo::default() }];
         let own = Root { dependents, ..Root::new(self.grid, VolumeId(0), name, 0, layout) };
         self.check_can_serve(&Root { key_id: key.map(NewKey::id), ..own })?;

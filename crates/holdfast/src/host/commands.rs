@@ -13,7 +13,7 @@ use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_host::homes::Share;
 use holdfast_host::reservation::FixedVolume;
-use holdfast_host::views::{self, Kin, Published};
+use holdfast_host::views::{self, Published, SharingView};
 use holdfast_host::{Event as HostEvent, Order, Outcome, Sibling};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::Claim;
@@ -71,10 +71,10 @@ pub enum Command {
         answer: Answer<Vec<String>>,
     },
     /// Volumes that are open and share segments with others.
-    Kin {
+    Sharing {
         /// What is told of a volume in this generation is known already.
         known: Published,
-        answer: Answer<Vec<Kin>>,
+        answer: Answer<Vec<SharingView>>,
     },
     Cut {
         node: NodeId,
@@ -239,7 +239,7 @@ impl Shell {
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
-            Command::Kin { known, answer } => answer.tell(self.host.kin(&known)),
+            Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
             Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),
             Command::Losses { nodes, answer } => answer.tell(told(self.host.lost_without(&nodes))),
             Command::Fixed { answer } => answer.tell(self.host.fixed().clone()),

@@ -209,8 +209,8 @@ impl Reactors {
                 self.post_to(self.homes().of_name(&name), Command::Users { name, answer })
             }
             Command::Uris { name, answer } => self.post_to(self.homes().of_name(&name), Command::Uris { name, answer }),
-            Command::Kin { known, answer } => {
-                self.post_to_all(answer, concat, |answer| Command::Kin { known: known.clone(), answer })
+            Command::Sharing { known, answer } => {
+                self.post_to_all(answer, concat, |answer| Command::Sharing { known: known.clone(), answer })
             }
             Command::Weak { node, answer } => self.post_to_all(answer, concat, |answer| Command::Weak { node, answer }),
             Command::Losses { nodes, answer } => {

@@ -155,7 +155,7 @@ impl ControlPlane {
             wall_ms,
             scheduled: self.seen("snapshots by schedule", self.scheduled_here()),
             fixed: self.seen("fixed volumes", self.fixed_here()),
-            kin: self.seen("separate clones", self.kin_here()),
+            sharing: self.seen("separate clones", self.sharing_here()),
             devices: devices_of(live.nodes),
             space_is_due: all_are_up && self.forecast().is_due(wall_ms),
             certificates_are_due,

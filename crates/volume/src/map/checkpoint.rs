@@ -28,7 +28,7 @@ use crate::segment::direct::DirectWrites;
 use crate::segment::fetch::FetchError;
 use crate::segment::writer::{JobKind, Work};
 use crate::segment::{Kind, Segments};
-use crate::sharing::family::Family;
+use crate::sharing::segments::SharedSegments;
 use crate::space::{Room, Topology};
 use crate::turn::Turn;
 use crate::wants::Wants;
@@ -640,7 +640,7 @@ pub(super) mod tests {
     use crate::segment::SegmentInfo;
     use crate::segment::tests::{info, no};
     use holdfast_base::Epoch;
-    use holdfast_format::family::Origin;
+    use holdfast_format::sharing::Origin;
 
     /// A checkpointer with a map, on three nodes.
     pub(in crate::map) struct Rig {
@@ -671,7 +671,7 @@ pub(super) mod tests {
                 peers,
                 care: Care::default(),
                 room: Room::default(),
-                family: Family::default(),
+                shared: SharedSegments::default(),
                 handover: Handover::default(),
                 direct: DirectWrites::default(),
                 counters: Counters::default(),
@@ -692,7 +692,7 @@ pub(super) mod tests {
                 wants: &mut self.kept.wants,
                 care: &mut self.care,
                 room: &mut self.room,
-                family: &self.family,
+                family: &self.shared,
                 handover: &self.handover,
                 direct: &self.direct,
                 counters: &mut self.counters,

@@ -312,7 +312,7 @@ impl LayerTable {
 
     /// The table of a volume that begins as a snapshot: its own live layer over the snapshot's, and no other head.
     /// Snapshots that this one stands on stay, but for older ones of a name that a younger one has.
-    pub(crate) fn forked(&self, of: ObjectId) -> Option<LayerTable> {
+    pub(crate) fn for_dependent(&self, of: ObjectId) -> Option<LayerTable> {
         let live = self.layer_after(self.newest_layer)?;
         let mut table = self.clone();
         let mut names = BTreeSet::new();

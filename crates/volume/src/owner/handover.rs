@@ -119,7 +119,7 @@ impl Controller {
         if self.state != State::Open {
             return self.leave(State::Closed, BlockError::ShuttingDown, out);
         }
-        self.abandon_fork(out);
+        self.abandon_creation(out);
         self.end_quiesce(false, out);
         self.refuse_all(BlockError::ShuttingDown, out);
         // Closed but for the notice: nothing is asked of nodes any more, and no answer counts.

@@ -1003,7 +1003,7 @@ impl Controller {
     pub(crate) fn begin_closing(&mut self, out: Out) {
         match self.state {
             State::Open => {
-                self.abandon_fork(out);
+                self.abandon_creation(out);
                 self.close_by = Some(self.basis.now + CLOSING_MAX);
                 self.set_state(State::Closing, out);
                 self.end_quiesce(false, out);

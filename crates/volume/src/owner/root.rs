@@ -55,7 +55,7 @@ pub(crate) enum Change {
     Layout,
     Tiers,
     /// Name a volume that is being made of this one.
-    Fork,
+    Dependent,
     /// Such a volume is gone.
     Unname,
 }
@@ -240,7 +240,7 @@ impl Controller {
             Change::Roll => self.on_rolled(out),
             Change::Tidy | Change::Unclaim => {}
             Change::Unname => self.on_dependents_changed(),
-            Change::Fork => self.on_fork_named(out),
+            Change::Dependent => self.on_dependent_named(out),
             Change::Layout => {
                 self.care.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
@@ -335,7 +335,7 @@ impl Controller {
         if self.state != State::Open || self.root.is_swapping() || self.roll_is_swapping() {
             return;
         }
-        if self.swap_for_family(out) {
+        if self.swap_for_sharing(out) {
             return;
         }
         if self.resizer.is_wanted() {

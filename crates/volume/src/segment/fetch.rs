@@ -13,7 +13,7 @@ use crate::map::Crcs;
 use crate::peers::{Ask, CALLS_MAX, Peers, Purpose};
 use crate::segment::encrypt::open_blocks;
 use crate::segment::{Kind, Segments};
-use crate::sharing::family::LOOKS_MAX;
+use crate::sharing::segments::LOOKS_MAX;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;

@@ -33,7 +33,7 @@ pub(crate) struct SegmentInfo {
     /// Of these: blocks that leaves name and the overlay hides, as far as known.
     #[serde(skip)]
     pub(crate) shadowed: u64,
-    /// Named by others, or another volume's (see `family`): neither cleaned nor counted as dead.
+    /// Named by others, or another volume's (see `sharing::segments`): neither cleaned nor counted as dead.
     #[serde(skip)]
     pub(crate) kept: bool,
     /// When its data was written (see `heat`).
@@ -217,7 +217,7 @@ pub(crate) struct Segments {
     dirty: BTreeSet<SegmentNo>,
     cut: Option<Box<Cut>>,
     all: Sums,
-    /// Below this number segments are origins' (see `family`).
+    /// Below this number segments are origins' (see `sharing::segments`).
     first_own: SegmentNo,
     foreign: Sums,
     /// Changed, in what counts for judging them, since that was asked last.

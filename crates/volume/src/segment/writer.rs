@@ -50,12 +50,12 @@ pub(crate) enum JobKind {
     /// A part of a checkpoint.
     Runs { part: usize },
     /// A part of the first checkpoint of another volume.
-    Fork { volume: VolumeId, epoch: Epoch, part: usize },
+    Dependent { volume: VolumeId, epoch: Epoch, part: usize },
 }
 
 impl JobKind {
     pub(crate) fn is_meta(&self) -> bool {
-        matches!(self, JobKind::Leaves | JobKind::Runs { .. } | JobKind::Fork { .. })
+        matches!(self, JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. })
     }
 
     fn keep(&self) -> Keep {
@@ -66,7 +66,7 @@ impl JobKind {
             JobKind::Clean { rotates: false } => Keep::FromCleaner,
             JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
             // What is refused leaves shards that nobody knows before the volume is deleted.
-            JobKind::Fork { .. } => Keep::FromCleaner,
+            JobKind::Dependent { .. } => Keep::FromCleaner,
         }
     }
 }
@@ -109,7 +109,7 @@ struct SegmentJob {
 #[derive(Debug)]
 struct Placed {
     no: SegmentNo,
-    /// Of this volume, or of one that is being forked.
+    /// Of this volume, or of a dependent that is being created.
     id: SegmentId,
     geometry: Geometry,
     homes: Vec<Leg>,
@@ -129,7 +129,7 @@ impl SegmentJob {
     /// Whose ids its shards get.
     fn owner(&self, basis: &Basis) -> (VolumeId, Epoch) {
         match self.work.kind {
-            JobKind::Fork { volume, epoch, .. } => (volume, epoch),
+            JobKind::Dependent { volume, epoch, .. } => (volume, epoch),
             _ => (basis.volume(), basis.epoch()),
         }
     }
@@ -478,7 +478,7 @@ impl SegmentWriter {
         let Placed { no, id, geometry, homes, .. } = job.placed.expect("a placed job");
         let named = match job.work.kind {
             JobKind::Runs { .. } => Some((Kind::Run, 1)),
-            JobKind::Fork { .. } => None,
+            JobKind::Dependent { .. } => None,
             _ => Some((Kind::Meta, 0)),
         };
         if let Some((kind, live)) = named {

@@ -1,12 +1,12 @@
-//! Families: clones that are volumes of their own, which other hosts may own, and still share the segments of the
-//! volume that they were made of (protocol rule 19).
+//! Shared segments: clones that are volumes of their own, which other hosts may own, and still share the segments of
+//! the volume that they were made of (protocol rule 19).
 //!
-//! **Forking.** The owner of the *origin* writes down its whole map as the first checkpoint of the new volume, its
+//! **Creating one.** The owner of the *origin* writes down its whole map as the first checkpoint of the new volume, its
 //! *dependent*: which costs what a checkpoint costs, and no data. In it, the snapshot's layer is under the live one;
 //! what belongs to other layers is dropped by the dependent as that of any layer that nobody needs. Numbers of its own
 //! segments begin above all that it names of others, so that a number tells whose segment it is.
 //!
-//! States of a fork: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a
+//! States of a creation: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a
 //! durable checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the checkpoint's
 //! shards, under ids of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is
 //! freed that it may name.
@@ -21,11 +21,11 @@
 //!
 //! Faults on the way of a look: a device that gives no list may hold anything, and corrects nothing.
 //!
-//! Limits: one fork at a time, of [`FORK_MAX`] and [`PARTS_MAX`] parts; one look for homes at a time, at most every
-//! [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
+//! Limits: one creation at a time, of [`CREATION_MAX`] and [`PARTS_MAX`] parts; one look for homes at a time, at most
+//! every [`LOOK_EVERY`]; [`RANGES_MAX`] runs of numbers.
 //!
-//! Faults: an owner that dies while it forks leaves shards and perhaps the name of a volume that never comes to be. Its
-//! record, which the host has written before, tells the next one of that.
+//! Faults: an owner that dies while it creates one leaves shards and perhaps the name of a volume that never comes to
+//! be. Its record, which the host has written before, tells the next one of that.
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::basis::Basis;
@@ -40,11 +40,11 @@ use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
     Token, VolumeId,
 };
-use holdfast_format::family::{Dependent, Origin, SegmentRanges};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Checkpoint, MetaPointer, SegmentNo};
 use holdfast_format::root::Root;
+use holdfast_format::sharing::{Dependent, Origin, SegmentRanges};
 use holdfast_format::wire::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -64,8 +64,8 @@ pub(crate) const LOOKS_MAX: u8 = 4;
 /// Runs of numbers that a dependent says it names: a record of some ten kilobytes.
 const RANGES_MAX: usize = 1024;
 
-/// How long a fork may keep what is dead from being freed.
-const FORK_MAX: Duration = Duration::from_secs(10);
+/// How long a creation may keep what is dead from being freed.
+const CREATION_MAX: Duration = Duration::from_secs(10);
 
 /// Segments that the map of a new volume may take: beyond, there are too many jobs for one controller.
 const PARTS_MAX: usize = 512;
@@ -74,8 +74,8 @@ const PARTS_MAX: usize = 512;
 const DEPENDENTS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Family {
-    fork: Option<Fork>,
+pub(crate) struct SharedSegments {
+    creation: Option<Creation>,
     /// What dependents said last that they name; of others everything counts.
     named: BTreeMap<VolumeId, SegmentRanges>,
     /// Dependents that name nothing any more.
@@ -92,7 +92,7 @@ pub(crate) struct Family {
 }
 
 #[derive(Debug)]
-struct Fork {
+struct Creation {
     head: HeadId,
     snapshot: String,
     dependent: VolumeId,
@@ -132,9 +132,9 @@ impl Look {
     }
 }
 
-impl Family {
+impl SharedSegments {
     pub(crate) fn is_idle(&self) -> bool {
-        self.fork.is_none() && self.look.is_none() && self.waiting.is_empty()
+        self.creation.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
 
     /// Whether a dependent may name the segment.
@@ -143,13 +143,13 @@ impl Family {
             return false;
         }
         let names = |of: &Dependent| no <= of.upto && self.named.get(&of.volume).is_none_or(|r| r.contains(no));
-        let will_be = self.fork.as_ref().is_some_and(|fork| fork.upto.is_none_or(|upto| no <= upto));
+        let will_be = self.creation.as_ref().is_some_and(|creation| creation.upto.is_none_or(|upto| no <= upto));
         will_be || basis.root().dependents.iter().any(names)
     }
 
-    /// Whether the fork that makes this volume is still under way.
-    pub(crate) fn is_forking(&self, dependent: VolumeId) -> bool {
-        self.fork.as_ref().is_some_and(|fork| fork.dependent == dependent)
+    /// Whether the creation of this volume is still under way.
+    pub(crate) fn is_creating(&self, dependent: VolumeId) -> bool {
+        self.creation.as_ref().is_some_and(|creation| creation.dependent == dependent)
     }
 }
 
@@ -164,7 +164,7 @@ impl Controller {
         let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
         let mut is_more_kept = false;
         for no in all {
-            let is_kept = self.basis.is_foreign(no) || self.family.is_named(&self.basis, no);
+            let is_kept = self.basis.is_foreign(no) || self.shared.is_named(&self.basis, no);
             is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
         }
         if is_more_kept {
@@ -180,18 +180,18 @@ impl Controller {
             return;
         }
         match names.filter(|names| !names.is_empty()) {
-            Some(names) if self.family.named.get(&volume) != Some(&names) => {
-                self.family.named.insert(volume, names);
+            Some(names) if self.shared.named.get(&volume) != Some(&names) => {
+                self.shared.named.insert(volume, names);
                 self.mark_kept();
             }
             Some(_) => {}
             None => {
-                self.family.gone.insert(volume);
+                self.shared.gone.insert(volume);
             }
         }
     }
 
-    pub(crate) fn on_fork(
+    pub(crate) fn create_dependent(
         &mut self,
         (head, snapshot): (HeadId, String),
         (dependent, name): (VolumeId, String),
@@ -200,10 +200,10 @@ impl Controller {
     ) {
         let why = if self.state != State::Open {
             Some("the volume is not open")
-        } else if self.family.fork.is_some() {
+        } else if self.shared.creation.is_some() {
             Some("another clone is being made of the volume; try again in a moment")
         } else if self.root().dependents.iter().any(|of| of.volume == dependent)
-            || self.family.gone.contains(&dependent)
+            || self.shared.gone.contains(&dependent)
         {
             Some("a volume with that id was made, or begun, before; choose another")
         } else if self.root().dependents.len() >= DEPENDENTS_MAX {
@@ -212,46 +212,47 @@ impl Controller {
             self.settled(head, &snapshot).err()
         };
         if let Some(why) = why {
-            return self.notice(Notice::ForkRefused { dependent, why }, out);
+            return self.notice(Notice::DependentRefused { dependent, why }, out);
         }
         let since = self.basis.now;
         let (looked_at, upto, stage) = (None, None, Stage::Waiting);
-        self.family.fork = Some(Fork { head, snapshot, dependent, name, size_bytes, since, looked_at, upto, stage });
+        self.shared.creation =
+            Some(Creation { head, snapshot, dependent, name, size_bytes, since, looked_at, upto, stage });
         self.mark_kept();
-        self.drive_fork(out);
+        self.drive_creation(out);
     }
 
-    /// Whether the log is to be emptied for a fork.
-    pub(crate) fn fork_waits(&self) -> bool {
-        matches!(&self.family.fork, Some(Fork { stage: Stage::Waiting, .. }))
+    /// Whether the log is to be emptied for a creation.
+    pub(crate) fn creation_waits(&self) -> bool {
+        matches!(&self.shared.creation, Some(Creation { stage: Stage::Waiting, .. }))
     }
 
-    /// The next step of a fork, and of what is done about dependents that are gone.
-    pub(crate) fn drive_fork(&mut self, out: Out) {
-        let Some(Fork { stage, since, dependent, .. }) = &self.family.fork else { return };
-        let (is_late, dependent) = (self.basis.now.since(*since) >= FORK_MAX, *dependent);
+    /// The next step of a creation, and of what is done about dependents that are gone.
+    pub(crate) fn drive_creation(&mut self, out: Out) {
+        let Some(Creation { stage, since, dependent, .. }) = &self.shared.creation else { return };
+        let (is_late, dependent) = (self.basis.now.since(*since) >= CREATION_MAX, *dependent);
         match stage {
             Stage::Waiting | Stage::Writing { .. } if is_late => {
-                self.end_fork();
+                self.end_creation();
                 let why = "there is no room for its map, or too few nodes are within reach; see `holdfast status`";
-                self.notice(Notice::ForkRefused { dependent, why }, out);
+                self.notice(Notice::DependentRefused { dependent, why }, out);
             }
-            Stage::Waiting => self.compose_fork(out),
+            Stage::Waiting => self.compose_dependent(out),
             Stage::Writing { .. } | Stage::Naming { .. } => {}
         }
     }
 
-    /// Swaps of the root record that families want; no other is under way. True where one was begun.
-    pub(crate) fn swap_for_family(&mut self, out: Out) -> bool {
-        if let Some(Fork { stage: Stage::Naming { .. }, dependent, upto: Some(upto), .. }) = &self.family.fork {
+    /// Swaps of the root record that volumes which share want; no other is under way. True where one was begun.
+    pub(crate) fn swap_for_sharing(&mut self, out: Out) -> bool {
+        if let Some(Creation { stage: Stage::Naming { .. }, dependent, upto: Some(upto), .. }) = &self.shared.creation {
             let (mut root, upto) = (self.root().clone(), *upto);
             root.dependents.push(Dependent { volume: *dependent, upto });
-            self.swap_root(root, Change::Fork, out);
+            self.swap_root(root, Change::Dependent, out);
             return true;
         }
-        let is_gone = |of: &Dependent| self.family.gone.contains(&of.volume);
+        let is_gone = |of: &Dependent| self.shared.gone.contains(&of.volume);
         if !self.root().dependents.iter().any(is_gone) {
-            self.family.gone.clear();
+            self.shared.gone.clear();
             return false;
         }
         let mut root = self.root().clone();
@@ -262,45 +263,47 @@ impl Controller {
 
     pub(crate) fn on_dependents_changed(&mut self) {
         let root = self.basis.root();
-        self.family.named.retain(|volume, _| root.dependents.iter().any(|of| of.volume == *volume));
+        self.shared.named.retain(|volume, _| root.dependents.iter().any(|of| of.volume == *volume));
         self.mark_kept();
     }
 
     /// The root names the dependent: from here on what it names stays, whoever owns this volume.
-    pub(crate) fn on_fork_named(&mut self, out: Out) {
-        let fork = self.family.fork.take();
+    pub(crate) fn on_dependent_named(&mut self, out: Out) {
+        let creation = self.shared.creation.take();
         self.on_dependents_changed();
-        let Some(Fork { dependent, stage: Stage::Naming { root }, .. }) = fork else { return };
-        self.notice(Notice::Forked { dependent, root }, out);
+        let Some(Creation { dependent, stage: Stage::Naming { root }, .. }) = creation else { return };
+        self.notice(Notice::DependentCreated { dependent, root }, out);
     }
 
     /// Writes the dependent's first checkpoint, if what the snapshot shows has left the log.
-    fn compose_fork(&mut self, out: Out) {
-        let Some(Fork { head, snapshot, dependent, name, size_bytes, .. }) = &self.family.fork else { return };
+    fn compose_dependent(&mut self, out: Out) {
+        let Some(Creation { head, snapshot, dependent, name, size_bytes, .. }) = &self.shared.creation else {
+            return;
+        };
         let (dependent, name, wanted_bytes) = (*dependent, name.clone(), *size_bytes);
         let layer = match self.settled(*head, snapshot) {
             Ok(layer) => layer,
             Err(why) => {
-                self.end_fork();
-                return self.notice(Notice::ForkRefused { dependent, why }, out);
+                self.end_creation();
+                return self.notice(Notice::DependentRefused { dependent, why }, out);
             }
         };
         let (completed, can_be_written) = (self.log.completed, self.topology().meta_layout_now().is_some());
-        let fork = self.family.fork.as_mut().expect("just seen");
+        let creation = self.shared.creation.as_mut().expect("just seen");
         // Until the log gets on, nothing leaves it.
-        if !self.checkpointer.is_idle() || fork.looked_at == Some(completed) {
+        if !self.checkpointer.is_idle() || creation.looked_at == Some(completed) {
             return;
         }
-        fork.looked_at = Some(completed).filter(|_| can_be_written);
+        creation.looked_at = Some(completed).filter(|_| can_be_written);
         if !can_be_written || self.is_in_log(layer) {
             return;
         }
         let shown_bytes = self.map.layers().snapshot(layer).expect("just found").size_bytes;
         let size_bytes = wanted_bytes.unwrap_or(shown_bytes).max(shown_bytes);
-        let Some(layers) = self.map.layers().forked(layer) else {
-            self.end_fork();
+        let Some(layers) = self.map.layers().for_dependent(layer) else {
+            self.end_creation();
             let why = "the volume has had all the snapshots that it can have; copy it to a new one";
-            return self.notice(Notice::ForkRefused { dependent, why }, out);
+            return self.notice(Notice::DependentRefused { dependent, why }, out);
         };
         let mut root = Root::new(self.basis.config.grid, dependent, &name, size_bytes, self.root().layout);
         root.tiers = self.root().tiers;
@@ -311,11 +314,11 @@ impl Controller {
         root.origins.push(Origin { upto: self.epoch(), volume: self.basis.config.volume });
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
-        let parts = self.fork_parts(layers, layer, shown_bytes);
+        let parts = self.dependent_parts(layers, layer, shown_bytes);
         let upto = self.segments.next_number(self.epoch());
-        self.family.fork.as_mut().expect("just seen").upto = Some(upto);
+        self.shared.creation.as_mut().expect("just seen").upto = Some(upto);
         self.mark_kept();
-        self.write_fork(root, parts, out);
+        self.write_dependent(root, parts, out);
     }
 
     /// Whether anything that a layer shows is in the log.
@@ -325,7 +328,7 @@ impl Controller {
     }
 
     /// The whole map as a run of a checkpoint.
-    fn fork_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Packed> {
+    fn dependent_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Packed> {
         let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
         let payload_bytes = self.basis.config.segment_payload_bytes;
         let mut writer = RunWriter::new(true, layers, self.checkpointer.folded_at(), payload_bytes);
@@ -357,37 +360,39 @@ impl Controller {
         std::iter::from_fn(|| writer.next_packed()).collect()
     }
 
-    fn write_fork(&mut self, root: Root, packed: Vec<Packed>, out: Out) {
+    fn write_dependent(&mut self, root: Root, packed: Vec<Packed>, out: Out) {
         let (dependent, epoch) = (root.volume, root.epoch);
         if packed.len() > PARTS_MAX {
-            self.end_fork();
+            self.end_creation();
             let why = "the volume's map is too large for that; copy the snapshot (`holdfast send`)";
-            return self.notice(Notice::ForkRefused { dependent, why }, out);
+            return self.notice(Notice::DependentRefused { dependent, why }, out);
         }
         let pointers = vec![None; packed.len()];
         let indexes = packed.iter().map(|packed| packed.index.clone()).collect();
-        let fork = self.family.fork.as_mut().expect("a fork under way");
-        fork.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
+        let creation = self.shared.creation.as_mut().expect("a creation under way");
+        creation.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
         for (part, packed) in packed.into_iter().enumerate() {
-            self.write_segment(packed.into_work(JobKind::Fork { volume: dependent, epoch, part }), out);
+            self.write_segment(packed.into_work(JobKind::Dependent { volume: dependent, epoch, part }), out);
         }
     }
 
     /// One segment of it is durable.
-    pub(crate) fn on_fork_durable(&mut self, id: SegmentId, part: usize, geometry: Geometry, homes: &[Leg]) {
-        let Some(fork) = self.family.fork.as_mut().filter(|fork| fork.dependent == id.volume) else { return };
-        let Stage::Writing { root, indexes, pointers } = &mut fork.stage else { return };
+    pub(crate) fn on_dependent_durable(&mut self, id: SegmentId, part: usize, geometry: Geometry, homes: &[Leg]) {
+        let Some(creation) = self.shared.creation.as_mut().filter(|creation| creation.dependent == id.volume) else {
+            return;
+        };
+        let Stage::Writing { root, indexes, pointers } = &mut creation.stage else { return };
         let segment = SegmentNo::from(id);
         pointers[part] = Some(pointers_into(&indexes[part], segment, geometry, homes));
         let runs: Option<Vec<Vec<MetaPointer>>> = pointers.iter().cloned().collect();
         let Some(runs) = runs else { return };
         let mut root = root.clone();
         root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs: runs.into_iter().flatten().collect() };
-        fork.stage = Stage::Naming { root };
+        creation.stage = Stage::Naming { root };
     }
 
-    fn end_fork(&mut self) {
-        self.family.fork = None;
+    fn end_creation(&mut self) {
+        self.shared.creation = None;
         self.mark_kept();
     }
 
@@ -420,17 +425,17 @@ impl Controller {
     /// Another number when what it names may have become less, or another opening tells.
     pub fn named_generation(&self) -> (Epoch, u64) {
         let epoch = if self.basis.is_known() { self.epoch() } else { Epoch(0) };
-        (epoch, self.family.released)
+        (epoch, self.shared.released)
     }
 
     pub(crate) fn on_released(&mut self) {
-        self.family.released += 1;
+        self.shared.released += 1;
     }
 
     /// A shard is damaged or missing. An origin's is its owner's to make again; it may lie elsewhere by now.
     pub(crate) fn want_shard(&mut self, no: SegmentNo, index: u8) {
         if self.basis.is_foreign(no) {
-            self.family.lost.insert((no, index));
+            self.shared.lost.insert((no, index));
         } else {
             self.care.repairer.want(no, index);
         }
@@ -439,14 +444,14 @@ impl Controller {
     /// Begins to look for shards that are not where they were.
     pub(crate) fn drive_look(&mut self, out: Out) {
         let is_at_work = matches!(self.state, State::Open | State::Closing);
-        if !is_at_work || self.root().origins.is_empty() || self.family.look.is_some() {
+        if !is_at_work || self.root().origins.is_empty() || self.shared.look.is_some() {
             return;
         }
         self.look_for_away();
-        let waiting = self.family.waiting.first().map(|(no, _)| *no);
-        let lost = self.family.lost.first().or(self.family.away.first()).map(|(no, _)| *no);
-        let Some(from) = waiting.or(lost).filter(|_| self.basis.now >= self.family.look_at) else { return };
-        self.family.look_at = self.basis.now + LOOK_EVERY;
+        let waiting = self.shared.waiting.first().map(|(no, _)| *no);
+        let lost = self.shared.lost.first().or(self.shared.away.first()).map(|(no, _)| *no);
+        let Some(from) = waiting.or(lost).filter(|_| self.basis.now >= self.shared.look_at) else { return };
+        self.shared.look_at = self.basis.now + LOOK_EVERY;
         let volume = self.root().owner_of(from);
         let before = match (from.counter.checked_sub(1), from.epoch.0.checked_sub(1)) {
             (Some(counter), _) => Some(SegmentNo { counter, ..from }),
@@ -464,7 +469,7 @@ impl Controller {
         }
         if !pending.is_empty() {
             let (silent, found) = (BTreeSet::new(), BTreeMap::new());
-            self.family.look = Some(Look { volume, from, upto: None, pending, silent, found });
+            self.shared.look = Some(Look { volume, from, upto: None, pending, silent, found });
         }
     }
 
@@ -480,21 +485,21 @@ impl Controller {
     /// What lies on nodes that are out may be elsewhere by now.
     fn look_for_away(&mut self) {
         // A round comes to its end before the next one begins.
-        if self.basis.now.since(self.family.looked_for_away_at) < LOOK_AGAIN || !self.family.away.is_empty() {
+        if self.basis.now.since(self.shared.looked_for_away_at) < LOOK_AGAIN || !self.shared.away.is_empty() {
             return;
         }
-        self.family.looked_for_away_at = self.basis.now;
+        self.shared.looked_for_away_at = self.basis.now;
         let mut away = Vec::new();
         for (no, info) in self.segments.foreign() {
             let out = info.homes.iter().enumerate().filter(|(_, home)| !self.peers.leg_usable(**home));
             away.extend(out.map(|(index, _)| (no, index as u8)));
         }
-        self.family.away.extend(away);
+        self.shared.away.extend(away);
     }
 
     pub(crate) fn on_looked(&mut self, leg: Leg, reply: &Reply, out: Out) {
         let volume = self.basis.config.volume;
-        let Some(look) = &mut self.family.look else { return };
+        let Some(look) = &mut self.shared.look else { return };
         if !look.pending.remove(&leg) {
             return;
         }
@@ -521,7 +526,7 @@ impl Controller {
     /// Corrects homes that are elsewhere by now. They are no part of the log's history: who opens the volume next may
     /// look for itself.
     fn end_look(&mut self, out: Out) {
-        let Some(look) = self.family.look.take() else { return };
+        let Some(look) = self.shared.look.take() else { return };
         let root = self.basis.root();
         let covered = self.segments.iter_from(look.from).take_while(|(no, _)| look.covers(root.owner_of(*no), *no));
         let mut corrected = Vec::new();
@@ -544,14 +549,14 @@ impl Controller {
         let is_done = |(no, index): &(SegmentNo, u8)| {
             look.covers(root.owner_of(*no), *no) && (is_whole || look.found.contains_key(&(*no, *index)))
         };
-        let is_missing = self.family.lost.iter().any(|shard| is_done(shard) && !look.found.contains_key(shard));
-        self.family.lost.retain(|shard| !is_done(shard));
-        self.family.away.retain(|shard| !is_done(shard) && is_whole);
+        let is_missing = self.shared.lost.iter().any(|shard| is_done(shard) && !look.found.contains_key(shard));
+        self.shared.lost.retain(|shard| !is_done(shard));
+        self.shared.away.retain(|shard| !is_done(shard) && is_whole);
         if is_missing {
-            self.family.look_at = self.basis.now + LOOK_AGAIN.min(self.basis.config.rebuild_after / 2).max(LOOK_EVERY);
+            self.shared.look_at = self.basis.now + LOOK_AGAIN.min(self.basis.config.rebuild_after / 2).max(LOOK_EVERY);
         }
         let is_told = |(no, _): &(SegmentNo, Token)| is_whole && look.covers(root.owner_of(*no), *no);
-        let told: Vec<(SegmentNo, Token)> = self.family.waiting.extract_if(.., is_told).collect();
+        let told: Vec<(SegmentNo, Token)> = self.shared.waiting.extract_if(.., is_told).collect();
         for (_, token) in told {
             self.drive_fetcher(out, |fetcher, around, out| fetcher.ask_anew(around, token, out));
         }
@@ -559,7 +564,7 @@ impl Controller {
 
     /// A read waits until it is known where an origin's shards are.
     pub(crate) fn wait_for_look(&mut self, segment: SegmentNo, fetch: Token) {
-        self.family.waiting.insert((segment, fetch));
+        self.shared.waiting.insert((segment, fetch));
     }
 
     /// A look that nobody answers ends.
@@ -567,11 +572,11 @@ impl Controller {
         self.on_looked(leg, &Reply::Done, out);
     }
 
-    /// Tells of a fork that its controller does not come to finish.
-    pub(crate) fn abandon_fork(&mut self, out: Out) {
-        if let Some(fork) = self.family.fork.take() {
+    /// Tells of a creation that its controller does not come to finish.
+    pub(crate) fn abandon_creation(&mut self, out: Out) {
+        if let Some(creation) = self.shared.creation.take() {
             let why = "the volume was closed or taken over meanwhile; try again";
-            out.push(Effect::Notice(Notice::ForkRefused { dependent: fork.dependent, why }));
+            out.push(Effect::Notice(Notice::DependentRefused { dependent: creation.dependent, why }));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Families: volumes that name segments of each other. A clone that is a volume of its own begins with the map of the volume
-//! that it was made of, its *origin*, and reads that one's segments; to the origin it is a *dependent*.
+//! Sharing: volumes that name segments of each other. A clone that is a volume of its own begins with the map of the
+//! volume that it was made of, its *origin*, and reads that one's segments; to the origin it is a *dependent*.
 //!
 //! A dependent says in a record of the metadata store which of its origin's segments it still names. It never names more
 //! of them later, so an old record says too much, and never too little.

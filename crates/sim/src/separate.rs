@@ -1,11 +1,11 @@
 //! Separate clones of a simulated volume: volumes of their own, each with an owner of its own on any host, which share the
-//! segments of the volume that they were made of (see `holdfast_volume`'s `family`), and clones of these.
+//! segments of the volume that they were made of (see `holdfast_volume`'s `sharing::segments`), and clones of these.
 //!
 //! Each has one guest that asks for one thing at a time, so that what a sector may hold is a short list. What it holds at
 //! first is learned by reading, and compared in the end with what the snapshot was seen to hold.
 
 use crate::checker::{self, SECTOR_BYTES, Version};
-use crate::swarm::{Run, VOLUME, WAKE_FAMILY};
+use crate::swarm::{Run, VOLUME, WAKE_SEPARATE};
 use crate::workload::What;
 use crate::world::{MachineAt, Output};
 use holdfast_base::buf::{concat, total_len};
@@ -13,8 +13,8 @@ use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, BufMut, ByteRange, HeadId, MetaRequest, MetaVersion,
     ObjectId, Prng, RequestToken, VolumeId,
 };
-use holdfast_format::family::SegmentRanges;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::sharing::SegmentRanges;
 use holdfast_volume::{Change, Controller, Event, Notice, State, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -80,7 +80,7 @@ struct Member {
     record: Option<SegmentRanges>,
 }
 
-pub(crate) struct Families {
+pub(crate) struct SeparateClones {
     prng: Prng,
     max: usize,
     /// The first is number 1.
@@ -95,10 +95,10 @@ fn id_of(number: usize) -> VolumeId {
     VolumeId(VOLUME.0 + 0x1_0000 * number as u128)
 }
 
-impl Families {
-    pub(crate) fn new(seed: u64, max: usize) -> Families {
+impl SeparateClones {
+    pub(crate) fn new(seed: u64, max: usize) -> SeparateClones {
         let prng = Prng::new(seed ^ 0xfa_3117);
-        Families {
+        SeparateClones {
             prng,
             max,
             members: Vec::new(),
@@ -178,20 +178,20 @@ impl Run {
     // ---- what scenarios and chance ask for ----
 
     /// Asks for a separate clone of a snapshot of the volume or a clone; returns its number, from 1 on.
-    pub(crate) fn ask_fork(&mut self, at: MachineAt, name: &str) -> usize {
-        let (head, layer) = self.snapshot_to_fork(name).expect("a snapshot that was told of");
+    pub(crate) fn ask_separate(&mut self, at: MachineAt, name: &str) -> usize {
+        let (head, layer) = self.snapshot_to_share(name).expect("a snapshot that was told of");
         let sectors = vec![Sector::Unread { written: Vec::new() }; (self.guests.size_bytes() / SECTOR) as usize];
-        self.fork(at, 0, (head, name.to_string()), Some(layer), sectors)
+        self.create_separate(at, 0, (head, name.to_string()), Some(layer), sectors)
     }
 
     /// Asks for a clone of the newest snapshot of a member.
-    pub(crate) fn ask_fork_of_member(&mut self, number: usize) -> Option<usize> {
-        let member = self.families.get(number);
+    pub(crate) fn ask_separate_of_member(&mut self, number: usize) -> Option<usize> {
+        let member = self.separate.get(number);
         let (Some(at), Some((name, Some(sectors)))) = (member.at, member.snapshot.clone()) else { return None };
-        Some(self.fork(at, number, (HeadId::VOLUME, name), None, sectors))
+        Some(self.create_separate(at, number, (HeadId::VOLUME, name), None, sectors))
     }
 
-    fn fork(
+    fn create_separate(
         &mut self,
         at: MachineAt,
         origin: usize,
@@ -199,7 +199,7 @@ impl Run {
         layer: Option<ObjectId>,
         sectors: Vec<Sector>,
     ) -> usize {
-        self.families.members.push(Member {
+        self.separate.members.push(Member {
             stage: Stage::Asked(at),
             origin,
             layer,
@@ -210,25 +210,25 @@ impl Run {
             snapshot: None,
             record: None,
         });
-        let number = self.families.members.len();
+        let number = self.separate.members.len();
         if number == 1 {
-            self.world.wake_at(self.world.now() + PACE, WAKE_FAMILY);
+            self.world.wake_at(self.world.now() + PACE, WAKE_SEPARATE);
         }
         let (dependent, name) = (id_of(number), format!("member{number}"));
-        self.world.tell(at, Event::Fork { head, snapshot, dependent, name, size_bytes: None });
+        self.world.tell(at, Event::CreateDependent { head, snapshot, dependent, name, size_bytes: None });
         number
     }
 
     pub(crate) fn is_member_made(&self, number: usize) -> bool {
-        self.families.members[number - 1].stage == Stage::Made
+        self.separate.members[number - 1].stage == Stage::Made
     }
 
     pub(crate) fn member_at(&self, number: usize) -> Option<MachineAt> {
-        self.families.members[number - 1].at
+        self.separate.members[number - 1].at
     }
 
     pub(crate) fn is_member_idle(&self, number: usize) -> bool {
-        self.families.members[number - 1].pending.is_none()
+        self.separate.members[number - 1].pending.is_none()
     }
 
     pub(crate) fn is_member_open(&self, number: usize) -> bool {
@@ -241,8 +241,8 @@ impl Run {
             return;
         }
         let replaced = |(at, of): (&MachineAt, &usize)| (at.host == host && *of == number).then_some(*at);
-        for at in self.families.machines.iter().filter_map(replaced).collect::<Vec<_>>() {
-            self.families.machines.remove(&at);
+        for at in self.separate.machines.iter().filter_map(replaced).collect::<Vec<_>>() {
+            self.separate.machines.remove(&at);
             self.world.detach(at);
         }
         let config = self.config_of(id_of(number), host);
@@ -251,8 +251,8 @@ impl Run {
         if !draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: draining });
         }
-        self.families.machines.insert(at, number);
-        let member = self.families.get(number);
+        self.separate.machines.insert(at, number);
+        let member = self.separate.get(number);
         // What the old owner was asked for may happen or not.
         (member.at, member.pending) = (Some(at), None);
         if member.snapshot.as_ref().is_some_and(|(_, held)| held.is_none()) {
@@ -262,10 +262,10 @@ impl Run {
 
     /// A request to a member that has none under way.
     pub(crate) fn ask_member(&mut self, number: usize, what: What, offset: u64, len: u64) {
-        let token = RequestToken(self.families.next_token);
-        self.families.next_token += 1;
-        let version = self.families.next_version;
-        let member = self.families.get(number);
+        let token = RequestToken(self.separate.next_token);
+        self.separate.next_token += 1;
+        let version = self.separate.next_version;
+        let member = self.separate.get(number);
         let at = member.at.expect("a member that somebody has open");
         assert!(member.pending.is_none(), "a member is asked for one thing at a time");
         let range = ByteRange::new(offset, len);
@@ -285,25 +285,25 @@ impl Run {
         };
         let what = if matches!(what, What::Write(_)) { What::Write(version) } else { what };
         member.pending = Some(Pending { token, what, offset, len });
-        self.families.next_version += 1;
+        self.separate.next_version += 1;
         self.world.request(at, Target::VOLUME, BlockRequest { token, op });
     }
 
     /// It is not needed any more.
     pub(crate) fn drop_member(&mut self, number: usize) {
         let of_it = |(at, of): (&MachineAt, &usize)| (*of == number).then_some(*at);
-        for at in self.families.machines.iter().filter_map(of_it).collect::<Vec<_>>() {
-            self.families.machines.remove(&at);
+        for at in self.separate.machines.iter().filter_map(of_it).collect::<Vec<_>>() {
+            self.separate.machines.remove(&at);
             self.world.detach(at);
         }
-        let member = self.families.get(number);
+        let member = self.separate.get(number);
         (member.stage, member.at, member.pending) = (Stage::Gone, None, None);
     }
 
     // ---- what comes back ----
 
     pub(crate) fn on_member_output(&mut self, number: usize, at: MachineAt, output: Output) {
-        let is_current = self.families.get(number).at == Some(at);
+        let is_current = self.separate.get(number).at == Some(at);
         match output {
             Output::Reply { reply, .. } if is_current => {
                 if let Err(why) = self.on_member_reply(number, reply) {
@@ -311,10 +311,10 @@ impl Run {
                 }
             }
             Output::Notice { notice: Notice::StateChanged(State::Deposed | State::Closed), .. } => {
-                self.families.machines.remove(&at);
+                self.separate.machines.remove(&at);
                 self.world.detach(at);
                 if is_current {
-                    let member = self.families.get(number);
+                    let member = self.separate.get(number);
                     (member.at, member.pending) = (None, None);
                 }
             }
@@ -322,7 +322,7 @@ impl Run {
                 self.fail(format!("member {number} had {segments} segments miscounted; too much hidden: {hidden}"));
             }
             Output::Notice { notice: Notice::Changed { change: Change::Snapshot { name, .. }, .. }, .. } => {
-                let member = self.families.get(number);
+                let member = self.separate.get(number);
                 let held = member.sectors.clone();
                 if let Some((of, content)) = member.snapshot.as_mut().filter(|_| is_current)
                     && *of == name
@@ -331,31 +331,31 @@ impl Run {
                 }
             }
             Output::Notice { notice: Notice::Refused { .. }, .. } if is_current => {
-                self.families.get(number).snapshot.take_if(|(_, content)| content.is_none());
+                self.separate.get(number).snapshot.take_if(|(_, content)| content.is_none());
             }
-            Output::Notice { notice, .. } => self.on_family_notice(at, &notice),
+            Output::Notice { notice, .. } => self.on_separate_notice(at, &notice),
             _ => {}
         }
     }
 
     /// Of any controller: a clone was made, or not.
-    pub(crate) fn on_family_notice(&mut self, at: MachineAt, notice: &Notice) {
+    pub(crate) fn on_separate_notice(&mut self, at: MachineAt, notice: &Notice) {
         let number_of = |of: VolumeId| ((of.0 - VOLUME.0) / 0x1_0000) as usize;
         match notice {
-            Notice::Forked { dependent, root } => {
+            Notice::DependentCreated { dependent, root } => {
                 let number = number_of(*dependent);
-                if self.families.get(number).stage != Stage::Asked(at) {
+                if self.separate.get(number).stage != Stage::Asked(at) {
                     return;
                 }
                 assert_eq!(Root::decode(&root.encode()).as_ref(), Ok(&**root));
                 let (key, value) = (root_key(*dependent), Some(root.encode()));
                 self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
-                self.families.get(number).stage = Stage::Made;
-                let host = self.families.prng.below(self.world.hosts.len() as u64) as usize;
+                self.separate.get(number).stage = Stage::Made;
+                let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
                 self.open_member(number, host);
             }
-            Notice::ForkRefused { dependent, .. } => {
-                let member = self.families.get(number_of(*dependent));
+            Notice::DependentRefused { dependent, .. } => {
+                let member = self.separate.get(number_of(*dependent));
                 if member.stage == Stage::Asked(at) {
                     member.stage = Stage::Gone;
                 }
@@ -366,7 +366,7 @@ impl Run {
 
     fn on_member_reply(&mut self, number: usize, reply: BlockReply) -> Result<(), String> {
         let (overwhelmed, space_may_end) = (self.guests.overwhelmed, self.guests.space_may_end);
-        let member = self.families.get(number);
+        let member = self.separate.get(number);
         let Some(pending) = member.pending.take_if(|pending| pending.token == reply.token) else { return Ok(()) };
         match (reply.result, pending.what) {
             (Ok(BlockData::Done), What::Write(version)) => member.holds(pending.offset, pending.len, version),
@@ -390,55 +390,55 @@ impl Run {
         Ok(())
     }
 
-    pub(crate) fn on_family_host_gone(&mut self, host: usize) {
-        self.families.on_host_gone(host);
+    pub(crate) fn on_separate_host_gone(&mut self, host: usize) {
+        self.separate.on_host_gone(host);
     }
 
     // ---- the operator, now and then ----
 
-    pub(crate) fn on_family_time(&mut self, healing: bool) {
-        self.world.wake_at(self.world.now() + PACE, WAKE_FAMILY);
-        self.give_up_forks();
+    pub(crate) fn on_separate_time(&mut self, healing: bool) {
+        self.world.wake_at(self.world.now() + PACE, WAKE_SEPARATE);
+        self.give_up_separate();
         self.tell_origins();
-        let live: Vec<usize> = self.families.live().map(|(number, _)| number).collect();
+        let live: Vec<usize> = self.separate.live().map(|(number, _)| number).collect();
         for number in live {
-            if self.families.get(number).at.is_none() {
-                let host = self.families.prng.below(self.world.hosts.len() as u64) as usize;
+            if self.separate.get(number).at.is_none() {
+                let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
                 self.open_member(number, host);
-            } else if !healing && self.families.max > 0 {
+            } else if !healing && self.separate.max > 0 {
                 self.act_on_member(number);
             }
         }
     }
 
     /// Owners that were asked and are not there any more have made nothing.
-    fn give_up_forks(&mut self) {
-        for i in 0..self.families.members.len() {
-            if let Stage::Asked(at) = self.families.members[i].stage
+    fn give_up_separate(&mut self) {
+        for i in 0..self.separate.members.len() {
+            if let Stage::Asked(at) = self.separate.members[i].stage
                 && self.world.machine(at).is_none_or(|c| matches!(c.state(), State::Deposed | State::Closed))
             {
-                self.families.members[i].stage = Stage::Gone;
+                self.separate.members[i].stage = Stage::Gone;
             }
         }
     }
 
     /// Origins hear what their dependents say, or said some time ago.
     fn tell_origins(&mut self) {
-        for i in 0..self.families.members.len() {
-            let (stage, origin) = (self.families.members[i].stage, self.families.members[i].origin);
-            if matches!(stage, Stage::Asked(_)) || !self.families.prng.chance(400) {
+        for i in 0..self.separate.members.len() {
+            let (stage, origin) = (self.separate.members[i].stage, self.separate.members[i].origin);
+            if matches!(stage, Stage::Asked(_)) || !self.separate.prng.chance(400) {
                 continue;
             }
-            let owner = if origin == 0 { self.current } else { self.families.members[origin - 1].at };
+            let owner = if origin == 0 { self.current } else { self.separate.members[origin - 1].at };
             if stage == Stage::Made {
-                let machine = self.families.members[i].at.and_then(|at| self.world.machine(at));
+                let machine = self.separate.members[i].at.and_then(|at| self.world.machine(at));
                 if let Some((volume, names)) = machine.and_then(Controller::named_of_origin) {
                     let origin = if origin == 0 { VOLUME } else { id_of(origin) };
                     assert_eq!(volume, origin, "a member knows what it was made of");
-                    self.families.members[i].record = Some(names);
+                    self.separate.members[i].record = Some(names);
                 }
             }
-            let names = self.families.members[i].record.clone().filter(|_| stage == Stage::Made);
+            let names = self.separate.members[i].record.clone().filter(|_| stage == Stage::Made);
             if let Some(at) = owner.filter(|_| names.is_some() || stage == Stage::Gone) {
                 self.world.tell(at, Event::Dependent { volume: id_of(i + 1), names });
             }
@@ -447,64 +447,64 @@ impl Run {
 
     fn act_on_member(&mut self, number: usize) {
         let size = self.guests.size_bytes();
-        let draw = self.families.prng.below(1000);
-        let is_origin = self.families.live().any(|(_, member)| member.origin == number)
-            || self.families.members.iter().any(|m| m.origin == number && matches!(m.stage, Stage::Asked(_)));
+        let draw = self.separate.prng.below(1000);
+        let is_origin = self.separate.live().any(|(_, member)| member.origin == number)
+            || self.separate.members.iter().any(|m| m.origin == number && matches!(m.stage, Stage::Asked(_)));
         if draw < 8 && !is_origin {
             return self.drop_member(number);
         }
         if draw < 30 {
-            let host = self.families.prng.below(self.world.hosts.len() as u64) as usize;
+            let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
             return self.open_member(number, host);
         }
         if !self.is_member_idle(number) || !self.is_member_open(number) {
             return;
         }
-        let has_room = self.families.members.len() < self.families.max;
-        let snapshot = self.families.get(number).snapshot.clone();
+        let has_room = self.separate.members.len() < self.separate.max;
+        let snapshot = self.separate.get(number).snapshot.clone();
         match (draw, snapshot) {
             (30..70, None) => self.snapshot_member(number),
             (70..200, Some((_, Some(_)))) if has_room => {
-                self.ask_fork_of_member(number);
+                self.ask_separate_of_member(number);
             }
             // What is asked for now might be part of the snapshot or not.
             (_, Some((_, None))) => {}
             _ => {
-                let what = match self.families.prng.below(10) {
+                let what = match self.separate.prng.below(10) {
                     0..5 => What::Read,
                     5..9 => What::Write(0),
                     _ => What::Discard,
                 };
                 // As long as the guests' that are not bulk: a journal's units are small here.
-                let len = self.families.prng.between(1, 12) * BLOCK;
-                let offset = self.families.prng.below((size - len) / BLOCK + 1) * BLOCK;
+                let len = self.separate.prng.between(1, 12) * BLOCK;
+                let offset = self.separate.prng.below((size - len) / BLOCK + 1) * BLOCK;
                 self.ask_member(number, what, offset, len);
             }
         }
     }
 
     pub(crate) fn has_member_snapshot(&self, number: usize) -> bool {
-        matches!(self.families.members[number - 1].snapshot, Some((_, Some(_))))
+        matches!(self.separate.members[number - 1].snapshot, Some((_, Some(_))))
     }
 
     pub(crate) fn snapshot_member(&mut self, number: usize) {
-        let name = format!("m{}", self.families.next_name);
-        self.families.next_name += 1;
-        let member = self.families.get(number);
+        let name = format!("m{}", self.separate.next_name);
+        self.separate.next_name += 1;
+        let member = self.separate.get(number);
         member.snapshot = Some((name.clone(), None));
         let at = member.at.expect("an open member");
         self.world.tell(at, Event::Change(Change::Snapshot { head: HeadId::VOLUME, name, created_ms: 1 }));
     }
 
     /// Now and then a separate clone is made of one of the volume's snapshots.
-    pub(crate) fn act_on_families(&mut self, at: MachineAt) {
-        if self.families.members.len() >= self.families.max || !self.families.prng.chance(60) || self.is_late(at) {
+    pub(crate) fn act_on_separate(&mut self, at: MachineAt) {
+        if self.separate.members.len() >= self.separate.max || !self.separate.prng.chance(60) || self.is_late(at) {
             return;
         }
-        let names = self.snapshots_to_fork();
+        let names = self.snapshots_to_share();
         if !names.is_empty() {
-            let name = self.families.prng.pick(&names).clone();
-            self.ask_fork(at, &name);
+            let name = self.separate.prng.pick(&names).clone();
+            self.ask_separate(at, &name);
         }
     }
 
@@ -512,7 +512,7 @@ impl Run {
 
     /// Open, answered, and with full redundancy of what is their own.
     pub(crate) fn are_members_whole(&self) -> bool {
-        self.families.live().all(|(_, member)| {
+        self.separate.live().all(|(_, member)| {
             let machine = member.at.and_then(|at| self.world.machine(at)).filter(|c| c.state() == State::Open);
             machine.inspect(|controller| controller.verify());
             let status = machine.map(Controller::status);
@@ -526,15 +526,15 @@ impl Run {
             let status = member.at.and_then(|at| self.world.machine(at)).map(Controller::status);
             format!("; member {number} at {:?}: {:?}, {status:?}", member.at, member.pending)
         };
-        self.families.live().map(text).collect()
+        self.separate.live().map(text).collect()
     }
 
     /// Reads every member, and compares what it began with with what its snapshot was seen to hold.
     pub(crate) fn read_members_back(&mut self) -> Result<(), String> {
-        let live: Vec<usize> = self.families.live().map(|(number, _)| number).collect();
+        let live: Vec<usize> = self.separate.live().map(|(number, _)| number).collect();
         for number in live {
             self.read_member(number)?;
-            let member = &self.families.members[number - 1];
+            let member = &self.separate.members[number - 1];
             let content = member.layer.and_then(|layer| self.guests.content_so_far(layer));
             for (sector, version) in &member.initial {
                 let held = content.and_then(|content| content[*sector]);
@@ -584,7 +584,7 @@ impl Run {
 
     /// Members go, and with them what is kept for them.
     pub(crate) fn drop_members(&mut self) -> Result<(), String> {
-        for number in 1..=self.families.members.len() {
+        for number in 1..=self.separate.members.len() {
             self.drop_member(number);
         }
         let none = |r: &Run| {

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A quarter of a second until data is destaged, room for separate clones, and a cleaner that has enough to do.
 fn scenery(seed: u64) -> Scenery {
     Scenery::new(seed).with(|plan| {
-        plan.forks_max = 0;
+        plan.separate_max = 0;
         plan.disk_bytes = 48 << 20;
     })
 }
@@ -27,7 +27,7 @@ fn a_separate_clone_shows_what_its_snapshot_held_whatever_becomes_of_the_volume(
     let mut stage = scenery(2101).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.drop_snapshot(&name);
     overwrite(&mut stage, 3);
     stage.discard(0, 512);
@@ -45,7 +45,7 @@ fn what_is_kept_for_a_separate_clone_is_freed_when_that_is_gone() {
     let mut stage = scenery(2102).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.drop_snapshot(&name);
     stage.discard(0, 512);
     stage.pass(Duration::from_secs(8));
@@ -64,7 +64,7 @@ fn a_separate_clone_that_has_overwritten_everything_keeps_nothing_of_its_origin(
     let mut stage = scenery(2103).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.drop_snapshot(&name);
     for block in (0..512).step_by(16) {
         stage.write_member(clone, block, 16);
@@ -85,7 +85,7 @@ fn shards_that_the_origins_owner_has_moved_are_found_where_they_are() {
     let mut stage = scenery(2104).nodes(4).disks(1).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     // Each node's disk is emptied in turn: nothing is where the clone has seen it, and both shards of many segments moved.
     for node in 0..4 {
         stage.drain(Some((node, 0)));
@@ -104,7 +104,7 @@ fn what_a_lost_node_held_is_made_again_by_the_origins_owner_and_found_by_the_clo
     let mut stage = scenery(2105).nodes(4).with(|plan| plan.rebuild_after = Duration::from_secs(1)).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.drop_snapshot(&name);
     stage.discard(0, 512);
     stage.pass(Duration::from_secs(4));
@@ -124,7 +124,7 @@ fn an_owner_that_dies_while_it_makes_a_separate_clone_leaves_nothing_kept() {
         let mut stage = scenery(2106 + micros).raise();
         overwrite(&mut stage, 1);
         let name = stage.snapshot();
-        let clone = stage.begin_fork(&name);
+        let clone = stage.begin_separate(&name);
         stage.pass(Duration::from_micros(micros));
         stage.crash_host(0);
         stage.take_over_on(1);
@@ -140,9 +140,9 @@ fn a_clone_of_a_separate_clone_needs_what_both_hold() {
     let mut stage = scenery(2120).raise();
     overwrite(&mut stage, 1);
     let name = stage.snapshot();
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.write_member(clone, 9, 100);
-    let second = stage.fork_member(clone);
+    let second = stage.separate_of_member(clone);
     stage.drop_snapshot(&name);
     stage.discard(0, 512);
     // The first clone lets go of all that it shares, of the volume's and its own.
@@ -167,7 +167,7 @@ fn a_separate_clone_is_made_while_a_node_is_away() {
     stage.crash_node(0);
     stage.pass_ms(300);
     overwrite(&mut stage, 1);
-    let clone = stage.fork(&name);
+    let clone = stage.separate(&name);
     stage.start_node(0);
     stage.read_member(clone);
     stage.finish();
@@ -192,7 +192,7 @@ fn a_separate_clone_names_nothing_that_the_origins_next_owner_does_not_know() {
         });
         // A part of the checkpoint waits for a node; with luck nothing of the clone's does.
         stage.world().pause_node(step as usize % 3);
-        let clone = stage.begin_fork(&name);
+        let clone = stage.begin_separate(&name);
         stage.until_made(clone);
         stage.crash_host(0);
         stage.world().resume_node(step as usize % 3);

@@ -1,5 +1,5 @@
 //! Separate clones: volumes of their own that share the segments of the volume that they were made of (see
-//! `holdfast_volume`'s `family`). This is who makes them, and who carries word between the two.
+//! `holdfast_volume`'s `sharing::segments`). This is who makes them, and who carries word between the two.
 //!
 //! **Making one.** First its root record is there as a mere placeholder; then the origin's owner writes its map and names it
 //! in the origin's root; then the placeholder becomes the root that the owner has given. That is one compare-and-swap: where
@@ -17,12 +17,12 @@ use super::control::{CHANGE_MAX, ControlPlane, check_size};
 use anyhow::{Result, bail};
 use holdfast_api::{Code, Error, VolumeInfo, refuse};
 use holdfast_base::{Epoch, VolumeId};
-use holdfast_cluster::upkeep::KinNow;
-use holdfast_format::family::SegmentRanges;
+use holdfast_cluster::upkeep::SharingNow;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
-use holdfast_host::views::{Kin, Published};
-use holdfast_host::{ForkOutcome, Order, split_export};
+use holdfast_format::sharing::SegmentRanges;
+use holdfast_host::views::{Published, SharingView};
+use holdfast_host::{DependentOutcome, Order, split_export};
 use std::sync::{MutexGuard, PoisonError};
 
 impl ControlPlane {
@@ -55,7 +55,7 @@ impl ControlPlane {
         let key = self.keys.for_dependent(&origin)?;
         let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads, key.as_ref())?;
         let made = self.inherit_access(&origin, begun.volume);
-        let made = made.and_then(|()| self.fork((volume, snapshot), &begun, name, size_bytes));
+        let made = made.and_then(|()| self.create_dependent((volume, snapshot), &begun, name, size_bytes));
         if let Err(error) = made.and_then(|root| self.catalog.finish_separate(&begun, &root)) {
             // The last step may have happened although nobody heard of it.
             if self.catalog.give_up_separate(&begun, name)? {
@@ -73,7 +73,7 @@ impl ControlPlane {
         Ok(VolumeInfo { warning, ..self.show(name)? })
     }
 
-    fn fork(
+    fn create_dependent(
         &self,
         (volume, snapshot): (&str, &str),
         begun: &Begun,
@@ -82,16 +82,16 @@ impl ControlPlane {
     ) -> Result<Box<Root>> {
         let (dependent, name) = (begun.volume, name.to_string());
         let (of, snapshot) = (volume.to_string(), snapshot.to_string());
-        let order = Order::Fork { volume: of, snapshot, dependent, name, size_bytes };
-        match self.order_within(CHANGE_MAX, order)?.forked() {
-            ForkOutcome::Made(root) => Ok(root),
-            ForkOutcome::NotOpen => {
+        let order = Order::CreateDependent { volume: of, snapshot, dependent, name, size_bytes };
+        match self.order_within(CHANGE_MAX, order)?.dependent() {
+            DependentOutcome::Made(root) => Ok(root),
+            DependentOutcome::NotOpen => {
                 refuse!(
                     Code::State,
                     "volume {volume} is not in service any more; `holdfast volume list` says where it is"
                 )
             }
-            ForkOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
+            DependentOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
         }
     }
 
@@ -113,12 +113,16 @@ impl ControlPlane {
     }
 
     /// Volumes that are open here and share segments with others.
-    pub(super) fn kin_here(&self) -> Result<Vec<KinNow>> {
+    pub(super) fn sharing_here(&self) -> Result<Vec<SharingNow>> {
         let known = self.published().clone();
-        let kin = self.ask(|answer| Command::Kin { known, answer })?;
-        let seen =
-            |Kin { id, dependents, named, generation }| KinNow { volume: id, dependents, names: named, generation };
-        Ok(kin.into_iter().map(seen).collect())
+        let sharing = self.ask(|answer| Command::Sharing { known, answer })?;
+        let seen = |SharingView { id, dependents, named, generation }| SharingNow {
+            volume: id,
+            dependents,
+            names: named,
+            generation,
+        };
+        Ok(sharing.into_iter().map(seen).collect())
     }
 
     pub(super) fn note_names(
