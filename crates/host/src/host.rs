@@ -640,10 +640,10 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
             leg.node,
             if *repaired { "it is being repaired" } else { "it is read elsewhere, and a scrub repairs it" }
         )),
-        Notice::Miscounted { segments, hidden } => error(format!(
+        Notice::Miscounted { segments, shadowed } => error(format!(
             ": what lives was miscounted in {segments} segments{}, and is put right: this is a bug, please report it with \
              this log",
-            if *hidden { ", and what is hidden in leaves of the map" } else { "" }
+            if *shadowed { ", and what is shadowed in leaves of the map" } else { "" }
         )),
         Notice::HoldEnded { whole: false, .. } => {
             info(": answers could not be held back for a group of snapshots".to_string())

@@ -88,7 +88,7 @@ pub struct Plan {
     pub clean_dead_per_mille: u32,
     pub scrub_every: Duration,
     /// A volume's map is counted anew this often.
-    pub mark_every: Duration,
+    pub audit_every: Duration,
     /// How long a disk must be slow to be bypassed: disks are slow for up to 0.8 s.
     pub slow_after: Duration,
     /// Most snapshots at a time.
@@ -185,7 +185,7 @@ impl Plan {
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             media: Vec::new(),
             tiers: Tiers::default(),
-            mark_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
+            audit_every: *Prng::new(seed ^ 0x3a7c).pick(&[Duration::from_millis(200), Duration::from_secs(2), NEVER]),
             scrub_every: *Prng::new(seed ^ 0x5c2b).pick(&[Duration::from_millis(500), Duration::from_secs(5), NEVER]),
             rebuild_after: *Prng::new(!seed).pick(&[Duration::from_millis(200), Duration::from_secs(1), NEVER]),
             slow_after: *Prng::new(seed ^ 0x510).pick(&[Duration::from_millis(60), Duration::from_secs(30)]),

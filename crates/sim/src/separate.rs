@@ -318,8 +318,8 @@ impl Run {
                     (member.at, member.pending) = (None, None);
                 }
             }
-            Output::Notice { notice: Notice::Miscounted { segments, hidden }, .. } => {
-                self.fail(format!("member {number} had {segments} segments miscounted; too much hidden: {hidden}"));
+            Output::Notice { notice: Notice::Miscounted { segments, shadowed }, .. } => {
+                self.fail(format!("member {number} had {segments} segments miscounted; too much shadowed: {shadowed}"));
             }
             Output::Notice { notice: Notice::Changed { change: Change::Snapshot { name, .. }, .. }, .. } => {
                 let member = self.separate.get(number);

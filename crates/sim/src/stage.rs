@@ -45,7 +45,7 @@ impl Scenery {
         (plan.read_ahead_bytes, plan.slice_runs) = (256 << 10, 64);
         (plan.batch_records_max, plan.disk_in_flight_max, plan.requests) = (512, 64, 0);
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
-        (plan.slow_after, plan.mark_every) = (Duration::from_secs(30), Duration::from_secs(1));
+        (plan.slow_after, plan.audit_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early, plan.mixed, plan.loses_metadata) = (None, false, false, false);
         Scenery { plan }

@@ -68,7 +68,7 @@ pub struct Outcome {
     pub segments_cleaned: u64,
     pub rolls: u64,
     pub folds: u64,
-    pub marks: u64,
+    pub audits: u64,
     pub shards_rebuilt: u64,
     /// Reads that were answered from nodes' read caches, of processes that live at the end.
     pub cache_hits: u64,
@@ -225,7 +225,7 @@ impl Run {
         config.search_step = plan.search_step;
         (config.fold_runs_min, config.slice_runs_max) = (plan.fold_runs, plan.slice_runs);
         config.rebuild_after = plan.rebuild_after;
-        (config.scrub_every, config.mark_every) = (plan.scrub_every, plan.mark_every);
+        (config.scrub_every, config.audit_every) = (plan.scrub_every, plan.audit_every);
         config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
         config.key = plan.encrypted.then(|| key_of(plan.seed));
@@ -298,8 +298,8 @@ impl Run {
             Output::NodeNote { node, notice } => self.on_node_note(node, &notice),
             Output::Notice { at, notice: Notice::Changed { change, target } } => self.on_changed(at, &change, target),
             Output::Notice { at, notice: Notice::Refused { change, .. } } => self.on_change_refused(at, &change),
-            Output::Notice { notice: Notice::Miscounted { segments, hidden }, .. } => {
-                self.fail(format!("the mark found {segments} segments miscounted; too much hidden: {hidden}"));
+            Output::Notice { notice: Notice::Miscounted { segments, shadowed }, .. } => {
+                self.fail(format!("the audit found {segments} segments miscounted; too much shadowed: {shadowed}"));
             }
             Output::Notice { at, notice } => self.on_separate_notice(at, &notice),
             Output::Wake(key @ (WAKE_FAULTS | WAKE_GUESTS | WAKE_SEPARATE)) if self.recovery.is_some() => {
@@ -779,7 +779,7 @@ impl Run {
             segments_cleaned: 0,
             rolls: 0,
             folds: 0,
-            marks: 0,
+            audits: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
             disk_waits: self.world.nodes.iter().filter_map(|node| node.machine()).map(store::Node::waited).sum(),
@@ -795,7 +795,7 @@ impl Run {
             outcome.segments_cleaned += counters.segments_cleaned;
             outcome.rolls += counters.rolls;
             outcome.folds += counters.folds;
-            outcome.marks += counters.marks;
+            outcome.audits += counters.audits;
             outcome.shards_rebuilt += counters.shards_rebuilt;
             outcome.ahead_bytes += counters.ahead_bytes;
         }

@@ -31,7 +31,7 @@ fn scenery() -> Scenery {
         (plan.map_cache_bytes, plan.writeback_bytes) = (8 << 20, 4 << 20);
         (plan.segment_bytes, plan.bypass_bytes) = (1 << 20, 512 << 10);
         (plan.fold_runs, plan.slice_runs) = (2000, SLICE);
-        plan.mark_every = Duration::from_secs(3600);
+        plan.audit_every = Duration::from_secs(3600);
     })
 }
 
@@ -60,7 +60,7 @@ fn small_segments(volume_bytes: u64, slice: usize) -> Scenery {
         (plan.volume_bytes, plan.disk_bytes) = (volume_bytes, 192 << 20);
         (plan.map_cache_bytes, plan.writeback_bytes) = (8 << 20, 4 << 20);
         plan.slice_runs = slice;
-        plan.mark_every = Duration::from_secs(3600);
+        plan.audit_every = Duration::from_secs(3600);
     })
 }
 

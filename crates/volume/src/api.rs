@@ -72,7 +72,7 @@ pub struct Config {
     /// How long a scrub of all shards takes.
     pub scrub_every: Duration,
     /// How often the map is walked and what it names counted anew, if that is not a twentieth of the time and more.
-    pub mark_every: Duration,
+    pub audit_every: Duration,
     /// How long a device must be slow against its peers to be bypassed, and behave to be trusted again.
     pub slow_after: Duration,
     pub append_hedge_min: Duration,
@@ -109,7 +109,7 @@ impl Config {
             slice_runs_max: 4096,
             rebuild_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(14 * 24 * 3600),
-            mark_every: Duration::from_secs(600),
+            audit_every: Duration::from_secs(600),
             slow_after: Duration::from_secs(30),
             append_hedge_min: Duration::from_millis(10),
             append_hedge_max: Duration::from_millis(150),
@@ -487,12 +487,12 @@ pub enum Notice {
         /// from.
         repaired: bool,
     },
-    /// The background mark found accounts that were wrong, and put them right: a bug.
+    /// The background audit found accounts that were wrong, and put them right: a bug.
     Miscounted {
         /// Segments of which more or less was thought to live than does.
         segments: u64,
-        /// More was thought to be hidden than is.
-        hidden: bool,
+        /// More was thought to be shadowed than is.
+        shadowed: bool,
     },
     LedgerRolled {
         ledgers: usize,
@@ -587,7 +587,7 @@ pub struct Counters {
     pub checkpoint_bytes: u64,
     pub folds: u64,
     /// Times that the whole map was counted.
-    pub marks: u64,
+    pub audits: u64,
     /// Shards that were found damaged where they should lie.
     pub checksum_errors: u64,
     pub shards_scrubbed: u64,

@@ -979,7 +979,7 @@ impl Controller {
 
     fn drive_audit(&mut self) {
         if self.state == State::Open {
-            let (now, every) = (self.basis.now, self.basis.config.mark_every);
+            let (now, every) = (self.basis.now, self.basis.config.audit_every);
             self.care.audit.drive(now, every, self.log.completed, self.map.layers());
         }
     }
@@ -1010,15 +1010,15 @@ impl Controller {
     }
 
     fn finish_audit(&mut self, out: Out) {
-        let (now, every) = (self.basis.now, self.basis.config.mark_every);
+        let (now, every) = (self.basis.now, self.basis.config.audit_every);
         let heads: Vec<HeadId> = self.clones().map(|(head, _)| head).chain([HeadId::VOLUME]).collect();
         let wrong = self.care.audit.finish(now, every, &self.map, &self.segments, heads.into_iter());
-        self.counters.marks += 1;
+        self.counters.audits += 1;
         if wrong == Wrong::default() {
             return;
         }
-        let (segments, hidden) = (wrong.live.len() as u64, wrong.hides_too_much);
-        self.notice(Notice::Miscounted { segments, hidden }, out);
+        let (segments, shadowed) = (wrong.live.len() as u64, wrong.shadows_too_much);
+        self.notice(Notice::Miscounted { segments, shadowed }, out);
         self.map.forget_all_shadowed(&mut self.segments);
         for (no, live) in wrong.live {
             self.segments.set_live(no, live);

@@ -349,13 +349,13 @@ fn sharing_is_told_as_it_is() {
             }
             model.check_shares();
         }
-        assert!(model.world.controller.status().counters.marks > 0);
+        assert!(model.world.controller.status().counters.audits > 0);
         model.empty();
     }
 }
 
 #[test]
-fn the_mark_finds_what_is_miscounted_and_puts_it_right() {
+fn the_audit_finds_what_is_miscounted_and_puts_it_right() {
     let layout = Layout::Mirror { copies: 2 };
     let mut world = World::new(3, 3, layout, BLOCKS * BLOCK);
     (world.clean_dead_per_mille, world.miscounts) = (1000, true);

@@ -65,8 +65,8 @@ struct Round {
     not_before: Instant,
     /// Blocks of data segments, and bytes of others, that leaves counted so far name; and the leaves themselves.
     named: BTreeMap<SegmentNo, i64>,
-    /// More was told to be hidden in leaves than is.
-    hides_too_much: bool,
+    /// More was told to be shadowed in leaves than is.
+    shadows_too_much: bool,
     tally: Tally,
     /// [`LayerTable::changes`] when the tally was begun.
     layer_changes: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Wrong {
     /// Segments, and what is named of them.
     pub(crate) live: Vec<(SegmentNo, u64)>,
     /// More was told to be shadowed in leaves than is.
-    pub(crate) hides_too_much: bool,
+    pub(crate) shadows_too_much: bool,
 }
 
 impl Naming for Audit {
@@ -149,7 +149,7 @@ impl Audit {
             pins: Pins::default(),
             not_before: now,
             named: BTreeMap::new(),
-            hides_too_much: false,
+            shadows_too_much: false,
             tally: Tally::new(layers),
             layer_changes: layers.changes(),
         }));
@@ -245,7 +245,7 @@ impl Audit {
                 for (segment, blocks) in leaf.blocks_by_segment() {
                     *round.named.entry(segment).or_default() += blocks as i64;
                 }
-                round.hides_too_much |= map.hides_too_much(no, leaf);
+                round.shadows_too_much |= map.shadows_too_much(no, leaf);
             }
             if shares {
                 said.insert(*layer, said_by(map, no, leaf.map(|leaf| &**leaf)));
@@ -287,7 +287,7 @@ impl Audit {
         let counted = segments.iter().filter(|(_, info)| info.kind != Kind::Run);
         let differs = |(no, info): &(SegmentNo, &SegmentInfo)| named(no) != info.live as i64;
         let live = counted.filter(differs).map(|(no, _)| (no, u64::try_from(named(&no)).unwrap_or(0))).collect();
-        Wrong { live, hides_too_much: round.hides_too_much }
+        Wrong { live, shadows_too_much: round.shadows_too_much }
     }
 
     fn publish(&mut self, tally: &Tally, layers: &LayerTable, heads: impl Iterator<Item = HeadId>) {
@@ -380,7 +380,7 @@ mod tests {
         kept.segments.add_live(no(1, 1), 3);
         assert_eq!(audited(&mut audit, &kept, first + EVERY, 1), None, "nothing was written since");
         let wrong = audited(&mut audit, &kept, first + EVERY, 2);
-        assert_eq!(wrong, Some(Wrong { live: vec![(no(1, 1), 8)], hides_too_much: false }));
+        assert_eq!(wrong, Some(Wrong { live: vec![(no(1, 1), 8)], shadows_too_much: false }));
     }
 
     #[test]

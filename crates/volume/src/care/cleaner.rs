@@ -344,8 +344,8 @@ impl Cleaner {
             }
             // Of leaves that are not in memory, what is dead is known only when they are folded. Not before the last
             // step: a fold that begins puts off whatever is cleaned.
-            let is_hidden = !around.map.knows_all_shadowed() || !around.room.is_left() && around.map.is_unfolded();
-            around.wants.fold |= is_short && is_hidden;
+            let is_shadowed = !around.map.knows_all_shadowed() || !around.room.is_left() && around.map.is_unfolded();
+            around.wants.fold |= is_short && is_shadowed;
         } else {
             // Begun when there was more room.
             self.search = None;

@@ -63,7 +63,7 @@ const AGE_MAX: Duration = Duration::from_secs(3);
 /// A fold that the cleaner waits for begins this soon.
 const FOLD_AGE_MAX: Duration = Duration::from_millis(500);
 
-/// A fold by age alone happens at most this often: while it is not known what is hidden, and else.
+/// A fold by age alone happens at most this often: while it is not known what is shadowed, and else.
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 const FOLD_EVERY_KNOWN: Duration = Duration::from_secs(30);
 

@@ -4,8 +4,8 @@
 //! free as soon as a durable checkpoint holds the overlay that hides what leaves still name of it, and no fold is
 //! waited for.
 //!
-//! Invariants: (1) what is counted as hidden is hidden; there may be more. (2) A leaf may name segments that are gone;
-//! then the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where
+//! Invariants: (1) what is counted as shadowed is shadowed; there may be more. (2) A leaf may name segments that are
+//! gone; then the overlay hides what it says of them, until the leaf is folded (asserted when a leaf is counted, where
 //! assertions are for tests: a leaf that is loaded may have a thousand segments).
 
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, Place};
@@ -19,10 +19,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Shadow {
     /// Blocks of segments that each leaf names and the overlay hides.
     counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
-    /// Leaves of which all was counted that was hidden when they were last looked at.
+    /// Leaves of which all was counted that was shadowed when they were last looked at.
     looked_at: BTreeSet<LeafNo>,
-    /// Leaves of which more may be hidden than is counted; of those that were looked at what was hidden since: first
-    /// block in the leaf, and blocks.
+    /// Leaves of which more may be shadowed than is counted; of those that were looked at what was shadowed since:
+    /// first block in the leaf, and blocks.
     uncounted: BTreeMap<LeafNo, Vec<(u16, u16)>>,
     /// So are more than are worth listing.
     is_vague: bool,
@@ -34,7 +34,7 @@ pub(super) struct Shadow {
 const LEAVES_MAX: usize = 1024;
 
 impl Shadow {
-    /// Whether all that is hidden is known.
+    /// Whether all that is shadowed is known.
     pub(crate) fn is_known(&self) -> bool {
         self.uncounted.is_empty() && !self.is_vague
     }
@@ -65,7 +65,7 @@ impl Map {
             let mut leaves: Vec<LeafNo> = self.directory.range(first..=last).take(LEAVES_MAX + 1).collect();
             if leaves.len() > LEAVES_MAX {
                 (self.shadow.is_vague, self.shadow.is_vague_anew) = (true, true);
-                // What is hidden of those that are not in memory is listed nowhere.
+                // What is shadowed of those that are not in memory is listed nowhere.
                 self.shadow.looked_at.clear();
                 leaves = self.leaves.cached(first..=last);
             }
@@ -132,18 +132,18 @@ impl Map {
         }
     }
 
-    /// Whether more of a leaf is counted as hidden than is.
-    pub(crate) fn hides_too_much(&self, no: LeafNo, leaf: &Leaf) -> bool {
+    /// Whether more of a leaf is counted as shadowed than is.
+    pub(crate) fn shadows_too_much(&self, no: LeafNo, leaf: &Leaf) -> bool {
         let Some(counted) = self.shadow.counted.get(&no) else { return false };
-        let mut hidden: BTreeMap<SegmentNo, u64> = BTreeMap::new();
+        let mut shadowed: BTreeMap<SegmentNo, u64> = BTreeMap::new();
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS).into_iter().filter(|p| p.value.is_some()) {
             for below in leaf.lookup(piece.start - no.first_key(), piece.len) {
                 if let Some(Place::Segment { segment, .. }) = below.value {
-                    *hidden.entry(segment).or_default() += below.len;
+                    *shadowed.entry(segment).or_default() += below.len;
                 }
             }
         }
-        counted.iter().any(|(segment, blocks)| hidden.get(segment).is_none_or(|there| there < blocks))
+        counted.iter().any(|(segment, blocks)| shadowed.get(segment).is_none_or(|there| there < blocks))
     }
 
     /// All is counted anew as leaves are loaded and folded.

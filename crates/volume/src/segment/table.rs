@@ -1,9 +1,9 @@
 //! The segment table: shape, homes and live count of every segment of the volume; and the numbers that are given out.
 //!
 //! Invariants (1 and 2 are checked by [`Segments::verify`]): (1) what is summed up is what a walk over the table finds;
-//! (2) no more of a segment is hidden than lives; (3) `live` of a segment is the number of blocks (of
+//! (2) no more of a segment is shadowed than lives; (3) `live` of a segment is the number of blocks (of
 //! leaf bytes, for metadata) by which base and overlay of the map name it, counted apart. One of which everything is
-//! hidden (see `hidden`), once a durable checkpoint says so, may be freed.
+//! shadowed (see `shadowed`), once a durable checkpoint says so, may be freed.
 
 use crate::api::SpaceUse;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch};
@@ -336,7 +336,7 @@ impl Segments {
         assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
         let unseen = self.iter().filter(|(_, info)| info.visible() == 0).map(|(no, _)| no);
         assert!(unseen.eq(self.unseen_after(None)), "what holds nothing is what a walk finds");
-        assert!(self.iter().all(|(_, info)| info.shadowed <= info.live), "more is hidden than lives");
+        assert!(self.iter().all(|(_, info)| info.shadowed <= info.live), "more is shadowed than lives");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
@@ -404,7 +404,7 @@ impl Segments {
         self.dirty.insert(no);
     }
 
-    /// A leaf names these blocks from now on. Of a segment that is gone they are hidden.
+    /// A leaf names these blocks from now on. Of a segment that is gone they are shadowed.
     pub(crate) fn add_named(&mut self, no: SegmentNo, count: u64) {
         if self.segments.contains_key(&no) {
             self.add_live(no, count);
@@ -430,7 +430,7 @@ impl Segments {
 
     pub(crate) fn sub_shadowed(&mut self, no: SegmentNo, count: u64) {
         self.change(no, |info| {
-            info.shadowed = info.shadowed.checked_sub(count).expect("what is not hidden any more was counted");
+            info.shadowed = info.shadowed.checked_sub(count).expect("what is not shadowed any more was counted");
         });
     }
 
@@ -451,7 +451,7 @@ impl Segments {
         let before = what_counts(info);
         let former = Totals::of(info);
         change(info);
-        assert!(info.shadowed <= info.live, "{no:?}: of {} blocks {} are hidden", info.live, info.shadowed);
+        assert!(info.shadowed <= info.live, "{no:?}: of {} blocks {} are shadowed", info.live, info.shadowed);
         let now = Totals::of(info);
         if what_counts(info) != before {
             set_member(&mut self.unseen, no, info.visible() == 0);
@@ -585,7 +585,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_hidden_or_named_no_more_is_dead_unless_others_need_it() {
+    fn what_is_shadowed_or_named_no_more_is_dead_unless_others_need_it() {
         let mut table = table();
         let dead = |table: &Segments| table.get(no(2, 0)).map(SegmentInfo::dead_blocks);
         assert_eq!(table.add_shadowed(no(2, 0), 20), Some(30));

@@ -307,7 +307,7 @@ pub struct World {
     /// From the next opening on: its bounds, without ids.
     pub config: Option<Config>,
     pub clean_dead_per_mille: u32,
-    /// A fault makes it count wrong: the mark may say so.
+    /// A fault makes it count wrong: the audit may say so.
     pub miscounts: bool,
     pub out: Effects<Effect>,
     pub queue: VecDeque<Event>,
