@@ -56,7 +56,7 @@ pub fn next(view: &View, volume: VolumeId, deleting: &DeletingRecord, version: M
     if !needed_by(view, &root).is_empty() {
         return Step::Commit(volume, Change::KeepIt, compares, vec![(own.0, None)]);
     }
-    if let Some(step) = root.dependents.iter().find_map(|of| end_making(view, of.volume)) {
+    if let Some(step) = root.dependents.iter().find_map(|of| end_creation(view, of.volume)) {
         return step;
     }
     // One that can't be read may need it.
@@ -77,7 +77,7 @@ fn instance_of(root: &Root, version: MetaVersion) -> InstanceId {
 }
 
 /// One that is being made of it is not finished: naming it would change the record of the one that goes.
-fn end_making(view: &View, volume: VolumeId) -> Option<Step> {
+fn end_creation(view: &View, volume: VolumeId) -> Option<Step> {
     let (key, deleting) = (root_key(volume), deleting_key(&volume.to_string()));
     let record = view.get(&key)?;
     let root = Root::decode(&record.value).ok().filter(Root::is_placeholder)?;
@@ -86,7 +86,7 @@ fn end_making(view: &View, volume: VolumeId) -> Option<Step> {
     let compares = vec![(key.clone(), record.version), (deleting.clone(), known)];
     let given_up = Root { epoch: GIVEN_UP, ..root };
     let writes = vec![(key, Some(given_up.encode())), (deleting, Some(encode(&begun)))];
-    Some(Step::Commit(volume, Change::EndMaking, compares, writes))
+    Some(Step::Commit(volume, Change::EndCreation, compares, writes))
 }
 
 /// All that the records say of the volume beside its root, first of all its key: from then on nobody can read what devices hold
@@ -195,7 +195,7 @@ mod tests {
     fn one_that_is_being_made_of_it_is_not_finished() {
         let begun = Root { deleted: true, ..root(CLONE, 0, &[]) };
         let found = step(&[at(&root(ORIGIN, 4, &[CLONE])), at(&begun)]);
-        let Step::Commit(CLONE, Change::EndMaking, compares, writes) = found else { panic!("{found:?}") };
+        let Step::Commit(CLONE, Change::EndCreation, compares, writes) = found else { panic!("{found:?}") };
         assert_eq!(compares.len(), 2);
         let after = Root::decode(writes[0].1.as_ref().unwrap()).unwrap();
         assert!(after.deleted && after.epoch == GIVEN_UP);

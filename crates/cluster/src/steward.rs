@@ -147,7 +147,7 @@ pub enum Change {
     /// Its deletion was begun, and can't be: others need it.
     KeepIt,
     /// It was being made of one that is deleted.
-    EndMaking,
+    EndCreation,
     /// What is left of its records is deleted.
     Forget,
     /// All devices have dropped it.

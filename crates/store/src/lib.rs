@@ -6,6 +6,7 @@
 
 mod api;
 mod cache;
+mod completion;
 mod device;
 mod device_queue;
 mod fence;
@@ -13,15 +14,14 @@ mod hosts;
 mod io;
 mod journal;
 mod labels;
-mod landing;
 mod layout;
 mod ledgers;
 mod log_read;
-mod making;
 mod meter;
 mod node;
 mod open;
 mod outage;
+mod peer_rebuild;
 mod serving;
 mod shards;
 pub mod signatures;

@@ -4,10 +4,11 @@
 //! about volumes or placement; it answers requests, each by itself, for one of its devices.
 //!
 //! A request for a device goes: [`Node::handle`] → [`crate::device`] (is it open?) → [`crate::serving`] (epoch, limits,
-//! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::landing`] → reply. A read of a shard on a device of a slower
-//! class is looked up in the read cache first.
+//! state) → [`crate::journal`] or [`crate::shards`] → disk → [`crate::completion`] → reply. A read of a shard on a
+//! device of a slower class is looked up in the read cache first.
 //!
-//! A shard that is to be made is asked for of other nodes first ([`crate::making`]), and then a request to put it.
+//! A shard that is to be made is asked for of other nodes first ([`crate::peer_rebuild`]), and then a request to put
+//! it.
 //!
 //! Invariants:
 //! 1. Every request is answered exactly once, if the shell answers every disk operation.
@@ -23,7 +24,7 @@ use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Device, Opened, Surroundings, Told};
 use crate::hosts::Hosts;
 use crate::io::{Client, DEVICES_MAX, split_token};
-use crate::making::Makings;
+use crate::peer_rebuild::PeerRebuilds;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +39,7 @@ pub struct Node {
     pub(crate) slow: BTreeSet<DeviceSlot>,
     /// What devices have read for the cache; empty between events.
     pub(crate) fresh: Vec<Fresh>,
-    pub(crate) makings: Makings,
+    pub(crate) rebuilds: PeerRebuilds,
     hosts: Hosts,
 }
 
@@ -47,8 +48,8 @@ impl Node {
         assert!(config.batch_in_flight_max > 0, "a journal needs at least one batch in flight");
         let cache = ReadCache::new(&config);
         let (devices, slots) = (BTreeMap::new(), Vec::new());
-        let (slow, fresh, makings, hosts) = (BTreeSet::new(), Vec::new(), Makings::new(), Hosts::default());
-        Node { config, devices, slots, cache, slow, fresh, makings, hosts }
+        let (slow, fresh, rebuilds, hosts) = (BTreeSet::new(), Vec::new(), PeerRebuilds::new(), Hosts::default());
+        Node { config, devices, slots, cache, slow, fresh, rebuilds, hosts }
     }
 
     /// Runs one event to completion.
@@ -62,7 +63,7 @@ impl Node {
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
             Event::Told { token, answer } => self.on_told(now, token, answer, out),
             Event::Tick => {
-                self.end_late_makings(now, out);
+                self.end_late_rebuilds(now, out);
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.values_mut().for_each(|d| d.on_tick(&mut around));
             }
@@ -96,7 +97,7 @@ impl Node {
             // But what has not begun to be put.
             Event::PeerGone { peer } => {
                 self.hosts.on_gone(peer);
-                self.give_up_makings_of(peer, out);
+                self.give_up_rebuilds_of(peer, out);
             }
         }
     }
@@ -104,7 +105,7 @@ impl Node {
     /// When the node wants a [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         let devices = self.devices.values().map(|d| d.next_deadline(&self.config));
-        devices.fold(self.makings.next_deadline(), earliest)
+        devices.fold(self.rebuilds.next_deadline(), earliest)
     }
 
     /// Which device is in a place, once it has told.
@@ -176,7 +177,7 @@ impl Node {
             }
             self.clear_way(slot, &request, payload.len());
         }
-        self.give_up_makings_for(&request, out);
+        self.give_up_rebuilds_for(&request, out);
         let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
         let device = self.devices.get_mut(&slot).expect("found there");
         device.on_request(&mut around, client, request, payload);

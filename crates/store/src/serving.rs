@@ -1,7 +1,7 @@
 //! A device that is open: its journal, ledgers, promises and shards, and what requests do to them.
 //!
 //! Role: the device ([`crate::device`]) passes on requests for it and completions of its disk operations. This file holds
-//! the requests; [`crate::landing`] what happens when the disk has answered.
+//! the requests; [`crate::completion`] what happens when the disk has answered.
 //!
 //! Every request of an owner carries its epoch, checked here against the promise before anything else (protocol rule 6).
 //! A promise counts from the moment it is accepted: what a lower epoch sent before is answered before the fence is, and

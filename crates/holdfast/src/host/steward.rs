@@ -234,7 +234,7 @@ impl ControlPlane {
             Change::Finish => {
                 logger::info(format_args!("volume {name} ({volume}) is deleted, its space returned"));
             }
-            Change::EndMaking | Change::Forget | Change::Age => {}
+            Change::EndCreation | Change::Forget | Change::Age => {}
         }
         Ok(())
     }

@@ -1,16 +1,16 @@
-//! Making shards: at the order of a volume's owner the node reads from other nodes what gives a shard that is lost, or is to move
-//! here, and puts it on one of its devices, as if the owner had sent it. So what is made again does not pass through the owner's host.
-//! Sources are read in pieces, [`PIECES_AHEAD`] at a time: guests' requests to any of the nodes wait behind one piece, not
-//! behind a shard.
+//! Peer rebuild: at the order of a volume's owner the node reads from other nodes what gives a shard that is lost, or
+//! is to move here, and puts it on one of its devices, as if the owner had sent it. So what is made again does not pass
+//! through the owner's host. Sources are read in pieces, [`PIECES_AHEAD`] at a time: guests' requests to any of the
+//! nodes wait behind one piece, not behind a shard.
 //!
-//! States of a making: waiting for pieces → put (from then on an ordinary put) | refused (a source was refused, is lost, or
-//! late; the order makes no sense). A refusal means that nothing was put: the owner may do it in another way.
+//! States of a rebuild: waiting for pieces → put (from then on an ordinary put) | refused (a source was refused, is
+//! lost, or late; the order makes no sense). A refusal means that nothing was put: the owner may do it in another way.
 //!
 //! Invariants
 //! 1. Nothing is put later than [`MAKE_MS`] after the order came, nor when who gave it is gone.
 //! 2. Nothing is put after a request of the same owner that deletes it, or drops its volume.
 //!
-//! Limits: [`MAKES_MAX`] at a time; more are refused as `Busy`.
+//! Limits: [`REBUILDS_MAX`] at a time; more are refused as `Busy`.
 
 use crate::api::{AskToken, Effect, PeerId};
 use crate::io::Client;
@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Each holds a shard, and pieces of its sources.
-const MAKES_MAX: usize = 8;
+const REBUILDS_MAX: usize = 8;
 
 /// What is asked of a source at a time.
 const PIECE_BLOCKS: u32 = 64;
@@ -35,7 +35,7 @@ const PIECE_BLOCKS: u32 = 64;
 const PIECES_AHEAD: usize = 2;
 
 /// Sources of all that are being made: more shards than any code has.
-const ASKS_MAX: usize = MAKES_MAX * PIECES_AHEAD * u8::MAX as usize;
+const ASKS_MAX: usize = REBUILDS_MAX * PIECES_AHEAD * u8::MAX as usize;
 
 /// What the owner wants, from a [`Request::MakeShard`].
 struct Order {
@@ -46,7 +46,7 @@ struct Order {
     shard: ShardId,
 }
 
-struct Making {
+struct PeerRebuild {
     order: Order,
     /// Of the shard `header_of`.
     header: ShardHeader,
@@ -69,32 +69,32 @@ struct Piece {
 
 /// What a question to another node is for.
 struct Ask {
-    making: Token,
+    rebuild: Token,
     block: u32,
     source: usize,
 }
 
-pub(crate) struct Makings {
-    makings: Slab<Making>,
+pub(crate) struct PeerRebuilds {
+    rebuilds: Slab<PeerRebuild>,
     asks: Slab<Ask>,
 }
 
-impl Makings {
-    pub fn new() -> Makings {
-        Makings { makings: Slab::new(MAKES_MAX), asks: Slab::new(ASKS_MAX) }
+impl PeerRebuilds {
+    pub fn new() -> PeerRebuilds {
+        PeerRebuilds { rebuilds: Slab::new(REBUILDS_MAX), asks: Slab::new(ASKS_MAX) }
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.makings.iter().map(|(_, making)| making.until).min()
+        self.rebuilds.iter().map(|(_, rebuild)| rebuild.until).min()
     }
 
     /// Ends it; answers that are still to come find nothing.
-    fn remove(&mut self, token: Token) -> Option<Making> {
-        let asked: Vec<Token> = self.asks.iter().filter(|(_, ask)| ask.making == token).map(|(ask, _)| ask).collect();
+    fn remove(&mut self, token: Token) -> Option<PeerRebuild> {
+        let asked: Vec<Token> = self.asks.iter().filter(|(_, ask)| ask.rebuild == token).map(|(ask, _)| ask).collect();
         for ask in asked {
             self.asks.remove(ask);
         }
-        self.makings.remove(token)
+        self.rebuilds.remove(token)
     }
 }
 
@@ -119,13 +119,13 @@ impl Node {
             (Ok(_), None) => Refusal::Invalid,
             // Whether it is sound nobody has looked; and who replaces it has to have all of the new one before.
             (Ok(slot), _) if self.devices[&slot].has_shard(shard) => Refusal::Busy,
-            (Ok(_), Some(_)) if self.makings.makings.is_full() => Refusal::Busy,
-            (Ok(_), Some(header)) => return self.begin_making(now, order, header, sources, out),
+            (Ok(_), Some(_)) if self.rebuilds.rebuilds.is_full() => Refusal::Busy,
+            (Ok(_), Some(header)) => return self.begin_rebuild(now, order, header, sources, out),
         };
         refuse(&order, refusal, out);
     }
 
-    fn begin_making(
+    fn begin_rebuild(
         &mut self,
         now: Instant,
         order: Order,
@@ -134,7 +134,7 @@ impl Node {
         out: &mut Effects<Effect>,
     ) {
         let blocks = header.geometry.shard_blocks() as usize;
-        let token = self.makings.makings.insert(Making {
+        let token = self.rebuilds.rebuilds.insert(PeerRebuild {
             order,
             header,
             sources,
@@ -151,19 +151,19 @@ impl Node {
 
     /// Asks all sources for the next piece, if there is one.
     fn ask_for_piece(&mut self, token: Token, out: &mut Effects<Effect>) {
-        let Makings { makings, asks } = &mut self.makings;
-        let making = makings.get_mut(token).expect("the caller has seen it");
-        let block = making.next_block;
-        let blocks = (making.header.geometry.shard_blocks() - block).min(PIECE_BLOCKS);
+        let PeerRebuilds { rebuilds, asks } = &mut self.rebuilds;
+        let rebuild = rebuilds.get_mut(token).expect("the caller has seen it");
+        let block = rebuild.next_block;
+        let blocks = (rebuild.header.geometry.shard_blocks() - block).min(PIECE_BLOCKS);
         if blocks == 0 {
             return;
         }
-        making.next_block += blocks;
-        making.pieces.push_back(Piece { block, blocks, got: vec![None; making.sources.len()] });
-        for (source, ShardSource { index, node, address, device }) in making.sources.iter().enumerate() {
-            let shard = ShardId { index: *index, ..making.order.shard };
+        rebuild.next_block += blocks;
+        rebuild.pieces.push_back(Piece { block, blocks, got: vec![None; rebuild.sources.len()] });
+        for (source, ShardSource { index, node, address, device }) in rebuild.sources.iter().enumerate() {
+            let shard = ShardId { index: *index, ..rebuild.order.shard };
             let request = Request::ReadShard { device: *device, shard, block, blocks, checked: true, cached: false };
-            let ask = AskToken(asks.insert(Ask { making: token, block, source }).0);
+            let ask = AskToken(asks.insert(Ask { rebuild: token, block, source }).0);
             out.push(Effect::Ask { node: *node, address: address.clone(), token: ask, request });
         }
     }
@@ -176,32 +176,32 @@ impl Node {
         answer: Option<(Reply, Buf)>,
         out: &mut Effects<Effect>,
     ) {
-        let Some(Ask { making: token, block, source }) = self.makings.asks.remove(Token(token.0)) else { return };
-        let making = self.makings.makings.get_mut(token).expect("its questions end with it");
-        let piece = making.pieces.iter_mut().find(|piece| piece.block == block).expect("it waits for this answer");
+        let Some(Ask { rebuild: token, block, source }) = self.rebuilds.asks.remove(Token(token.0)) else { return };
+        let rebuild = self.rebuilds.rebuilds.get_mut(token).expect("its questions end with it");
+        let piece = rebuild.pieces.iter_mut().find(|piece| piece.block == block).expect("it waits for this answer");
         match answer {
             Some((Reply::Shard { .. }, bytes)) if bytes.len() == piece.blocks as usize * BLOCK_BYTES => {
                 piece.got[source] = Some(bytes);
             }
-            _ => return self.give_up_making(token, out),
+            _ => return self.give_up_rebuild(token, out),
         }
-        while let Some(piece) = making.pieces.pop_front_if(|piece| piece.got.iter().all(Option::is_some)) {
-            if making.take(piece).is_none() {
-                let making = self.makings.remove(token).expect("just seen");
-                return refuse(&making.order, Refusal::Invalid, out);
+        while let Some(piece) = rebuild.pieces.pop_front_if(|piece| piece.got.iter().all(Option::is_some)) {
+            if rebuild.take(piece).is_none() {
+                let rebuild = self.rebuilds.remove(token).expect("just seen");
+                return refuse(&rebuild.order, Refusal::Invalid, out);
             }
         }
-        if making.crcs.len() == making.header.geometry.shard_blocks() as usize {
-            let making = self.makings.remove(token).expect("just seen");
-            return self.put_made(now, making, out);
+        if rebuild.crcs.len() == rebuild.header.geometry.shard_blocks() as usize {
+            let rebuild = self.rebuilds.remove(token).expect("just seen");
+            return self.put_rebuilt(now, rebuild, out);
         }
-        for _ in making.pieces.len()..PIECES_AHEAD {
+        for _ in rebuild.pieces.len()..PIECES_AHEAD {
             self.ask_for_piece(token, out);
         }
     }
 
-    fn put_made(&mut self, now: Instant, making: Making, out: &mut Effects<Effect>) {
-        let Making { order, header, data, crcs, .. } = making;
+    fn put_rebuilt(&mut self, now: Instant, rebuild: PeerRebuild, out: &mut Effects<Effect>) {
+        let PeerRebuild { order, header, data, crcs, .. } = rebuild;
         if header.shard == order.shard && header.block_crcs != crcs {
             // It is said what it was, and it is not that.
             return refuse(&order, Refusal::Checksum, out);
@@ -214,7 +214,7 @@ impl Node {
     }
 
     /// Gives up what a request makes pointless: shards of a volume that is dropped, or that are deleted.
-    pub(crate) fn give_up_makings_for(&mut self, request: &Request, out: &mut Effects<Effect>) {
+    pub(crate) fn give_up_rebuilds_for(&mut self, request: &Request, out: &mut Effects<Effect>) {
         let is_over = |order: &Order| match request {
             Request::DropVolume { device, volume, .. } => order.device == *device && order.volume == *volume,
             Request::DeleteShards { device, shards, .. } => order.device == *device && shards.contains(&order.shard),
@@ -224,31 +224,36 @@ impl Node {
     }
 
     /// Who wanted these is gone, and would not hear of them.
-    pub(crate) fn give_up_makings_of(&mut self, peer: PeerId, out: &mut Effects<Effect>) {
+    pub(crate) fn give_up_rebuilds_of(&mut self, peer: PeerId, out: &mut Effects<Effect>) {
         self.give_up_where(|order| order.client.peer == peer, out);
     }
 
     fn give_up_where(&mut self, is_over: impl Fn(&Order) -> bool, out: &mut Effects<Effect>) {
-        let over: Vec<Token> =
-            self.makings.makings.iter().filter(|(_, making)| is_over(&making.order)).map(|(token, _)| token).collect();
+        let over: Vec<Token> = self
+            .rebuilds
+            .rebuilds
+            .iter()
+            .filter(|(_, rebuild)| is_over(&rebuild.order))
+            .map(|(token, _)| token)
+            .collect();
         for token in over {
-            self.give_up_making(token, out);
+            self.give_up_rebuild(token, out);
         }
     }
 
-    fn give_up_making(&mut self, token: Token, out: &mut Effects<Effect>) {
-        if let Some(making) = self.makings.remove(token) {
-            refuse(&making.order, Refusal::Busy, out);
+    fn give_up_rebuild(&mut self, token: Token, out: &mut Effects<Effect>) {
+        if let Some(rebuild) = self.rebuilds.remove(token) {
+            refuse(&rebuild.order, Refusal::Busy, out);
         }
     }
 
     /// Gives up what has waited for too long.
-    pub(crate) fn end_late_makings(&mut self, now: Instant, out: &mut Effects<Effect>) {
-        let is_late = |making: &Making| making.until <= now;
+    pub(crate) fn end_late_rebuilds(&mut self, now: Instant, out: &mut Effects<Effect>) {
+        let is_late = |rebuild: &PeerRebuild| rebuild.until <= now;
         let late: Vec<Token> =
-            self.makings.makings.iter().filter(|(_, making)| is_late(making)).map(|(token, _)| token).collect();
+            self.rebuilds.rebuilds.iter().filter(|(_, rebuild)| is_late(rebuild)).map(|(token, _)| token).collect();
         for token in late {
-            self.give_up_making(token, out);
+            self.give_up_rebuild(token, out);
         }
     }
 }
@@ -280,7 +285,7 @@ fn suffices(header: &ShardHeader, shard: ShardId, sources: &[ShardSource]) -> bo
         && sources.iter().enumerate().all(is_once)
 }
 
-impl Making {
+impl PeerRebuild {
     /// Makes the blocks that follow from a piece of each source; `None` where they don't.
     fn take(&mut self, piece: Piece) -> Option<()> {
         let geometry = &self.header.geometry;
