@@ -1,7 +1,7 @@
 //! A grid that grows and shrinks in the middle of a story.
 
 use crate::host::Greeting;
-use crate::stage::Stage;
+use crate::scenario::Cluster;
 use crate::world::{Machine, World};
 use holdfast_base::{DeviceId, InstanceId, NodeId};
 use holdfast_store as store;
@@ -23,7 +23,7 @@ impl<M: Machine> World<M> {
     }
 }
 
-impl Stage {
+impl Cluster {
     /// A node joins the grid, with so many disks; returns its number.
     pub fn add_node(&mut self, disks: usize) -> usize {
         let (sizing, disk_bytes) = (self.run.plan.sizing, self.run.plan.disk_bytes);

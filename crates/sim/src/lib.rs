@@ -1,9 +1,9 @@
 //! The deterministic simulator: real machines on simulated disks, connections, clocks and metadata.
 //!
 //! Everything in a run follows from one seed. [`world::World`] holds the grid; [`swarm`] draws a configuration and faults
-//! from a seed and runs a workload on it, safety first, then liveness; [`checker`] judges every reply; [`stage`] is the
-//! hand-driven form in which scenarios are written. [`cluster`] has control planes alone, [`multi_host`] hosts alone,
-//! and [`grid`] both.
+//! from a seed and runs a workload on it, safety first, then liveness; [`checker`] judges every reply; [`scenario`] is
+//! the hand-driven form in which scenarios are written. [`cluster`] has control planes alone, [`multi_host`] hosts
+//! alone, and [`grid`] both.
 
 pub mod checker;
 pub mod cluster;
@@ -25,11 +25,11 @@ pub mod node;
 pub mod plan;
 mod recovery;
 pub mod runner;
+pub mod scenario;
 pub mod secrecy;
 mod separate;
 pub mod shards;
 mod snapshots;
-pub mod stage;
 pub mod swarm;
 pub mod trace;
 pub mod workload;

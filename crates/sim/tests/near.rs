@@ -1,32 +1,32 @@
 //! Reads that stay on the reader's own machine, while what is there answers.
 
 use holdfast_base::NodeId;
-use holdfast_sim::stage::{Scenery, Stage};
+use holdfast_sim::scenario::{Cluster, Setup};
 use holdfast_volume::Event;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The host, and this node, are one machine.
-fn raise_beside(seed: u64, layout: &str, (nodes, disks): (usize, usize), near: usize) -> Stage {
-    let mut stage = Scenery::new(seed).layout(layout).nodes(nodes).disks(disks).raise();
-    let owner = stage.owner();
+fn start_beside(seed: u64, layout: &str, (nodes, disks): (usize, usize), near: usize) -> Cluster {
+    let mut cluster = Setup::new(seed).layout(layout).nodes(nodes).disks(disks).start();
+    let owner = cluster.owner();
     let nodes = BTreeSet::from([NodeId(near as u32 + 1)]);
-    stage.world().tell(owner, Event::Near { nodes });
+    cluster.world().tell(owner, Event::Near { nodes });
     for block in (0..512).step_by(16) {
-        stage.write(block, 16);
+        cluster.write(block, 16);
     }
     // From then on it is read from shards, not from the log.
-    stage.until("everything is destaged", |s| s.status().log_bytes < 4096 && s.status().degraded_segments == 0);
-    stage
+    cluster.until("everything is destaged", |s| s.status().log_bytes < 4096 && s.status().degraded_segments == 0);
+    cluster
 }
 
 /// Shard reads, and how many of them were near, of reading everything once.
-fn read_all(stage: &mut Stage) -> (u64, u64) {
-    let before = stage.status().counters;
+fn read_all(cluster: &mut Cluster) -> (u64, u64) {
+    let before = cluster.status().counters;
     for block in (0..512).step_by(16) {
-        stage.read(block, 16);
+        cluster.read(block, 16);
     }
-    let after = stage.status().counters;
+    let after = cluster.status().counters;
     (after.shard_reads - before.shard_reads, after.near_reads - before.near_reads)
 }
 
@@ -35,39 +35,39 @@ fn what_has_a_copy_on_this_machine_is_read_there() {
     for (i, layout) in ["mirror:2", "nested-mirror", "nested-parity:2+1"].into_iter().enumerate() {
         for near in 0..2 {
             let seed = 2600 + 2 * i as u64 + near as u64;
-            let mut stage = raise_beside(seed, layout, (2, 3), near);
-            let (all, of_near) = read_all(&mut stage);
+            let mut cluster = start_beside(seed, layout, (2, 3), near);
+            let (all, of_near) = read_all(&mut cluster);
             assert!(all > 0 && of_near == all, "{layout}: {of_near} of {all}");
-            stage.finish();
+            cluster.finish();
         }
     }
 }
 
 #[test]
 fn with_more_nodes_than_copies_what_is_near_is_read_near_and_the_rest_elsewhere() {
-    let mut stage = raise_beside(2610, "mirror:2", (4, 1), 2);
-    let (all, of_near) = read_all(&mut stage);
+    let mut cluster = start_beside(2610, "mirror:2", (4, 1), 2);
+    let (all, of_near) = read_all(&mut cluster);
     assert!(of_near > 0 && of_near < all, "{of_near} of {all}");
-    stage.finish();
+    cluster.finish();
 }
 
 #[test]
 fn a_near_node_that_hangs_or_is_lost_costs_a_hedge_and_no_more() {
-    let mut stage = raise_beside(2620, "nested-mirror", (2, 2), 0);
-    stage.world().pause_node(0);
-    let (began, hedges) = (stage.now(), stage.status().counters.read_hedges);
-    stage.read(0, 16);
-    assert!(stage.now().since(began) < Duration::from_millis(200), "the read waited for the node that hangs");
-    assert!(stage.status().counters.read_hedges > hedges);
-    stage.world().resume_node(0);
-    stage.pass_ms(400);
-    stage.crash_node(0);
-    stage.pass_ms(50);
-    let (all, of_near) = read_all(&mut stage);
+    let mut cluster = start_beside(2620, "nested-mirror", (2, 2), 0);
+    cluster.world().pause_node(0);
+    let (began, hedges) = (cluster.now(), cluster.status().counters.read_hedges);
+    cluster.read(0, 16);
+    assert!(cluster.now().since(began) < Duration::from_millis(200), "the read waited for the node that hangs");
+    assert!(cluster.status().counters.read_hedges > hedges);
+    cluster.world().resume_node(0);
+    cluster.pass_ms(400);
+    cluster.crash_node(0);
+    cluster.pass_ms(50);
+    let (all, of_near) = read_all(&mut cluster);
     assert!(all > 0 && of_near == 0, "{of_near} of {all}");
-    stage.start_node(0);
-    stage.until("everything is whole again", Stage::is_whole);
-    let (all, of_near) = read_all(&mut stage);
+    cluster.start_node(0);
+    cluster.until("everything is whole again", Cluster::is_whole);
+    let (all, of_near) = read_all(&mut cluster);
     assert_eq!(all, of_near);
-    stage.finish();
+    cluster.finish();
 }

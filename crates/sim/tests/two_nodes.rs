@@ -6,7 +6,7 @@
 //! After each change the volume must be served wherever two votes are together with a node that has all data, and
 //! everything that any owner ever answered is judged at the end: two writers, or a lost write, would show.
 
-use holdfast_sim::stage::{Scenery, Stage};
+use holdfast_sim::scenario::{Cluster, Setup};
 use holdfast_volume::State;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,7 +24,7 @@ enum Change {
 const CHANGES: [Change; 5] = [Change::A, Change::B, Change::Witness, Change::Link, Change::TakeOver];
 
 struct Machines {
-    stage: Stage,
+    cluster: Cluster,
     up: [bool; 2],
     witness: bool,
     link: bool,
@@ -35,10 +35,10 @@ struct Machines {
 
 impl Machines {
     fn new(seed: u64, layout: &str) -> Machines {
-        let mut stage = Scenery::new(seed).layout(layout).nodes(2).disks(2).raise();
-        stage.write(0, 64);
-        stage.until("everything is whole", is_whole);
-        Machines { stage, up: [true; 2], witness: true, link: true, owner: 0, fresh: BTreeSet::from([0, 1]) }
+        let mut cluster = Setup::new(seed).layout(layout).nodes(2).disks(2).start();
+        cluster.write(0, 64);
+        cluster.until("everything is whole", is_whole);
+        Machines { cluster, up: [true; 2], witness: true, link: true, owner: 0, fresh: BTreeSet::from([0, 1]) }
     }
 
     /// Whether a machine is together with a second vote.
@@ -62,21 +62,21 @@ impl Machines {
                 self.link = !self.link;
                 for host in 0..2 {
                     match self.link {
-                        true => self.stage.world().unblock(host, 1 - host),
-                        false => self.stage.world().block(host, 1 - host, true, true),
+                        true => self.cluster.world().unblock(host, 1 - host),
+                        false => self.cluster.world().block(host, 1 - host, true, true),
                     }
                 }
             }
             Change::TakeOver => {
                 let other = 1 - self.owner;
                 if self.can_serve(other) {
-                    self.stage.open_on(other);
+                    self.cluster.open_on(other);
                     self.owner = other;
                 }
             }
         }
         for host in 0..2 {
-            self.stage.world().hosts[host].meta_quorum = self.has_quorum(host);
+            self.cluster.world().hosts[host].meta_quorum = self.has_quorum(host);
         }
         self.follow();
     }
@@ -84,39 +84,39 @@ impl Machines {
     fn toggle(&mut self, machine: usize) {
         self.up[machine] = !self.up[machine];
         if self.up[machine] {
-            self.stage.start_node(machine);
-            self.stage.start_host(machine);
+            self.cluster.start_node(machine);
+            self.cluster.start_host(machine);
         } else {
-            self.stage.crash_node(machine);
-            self.stage.crash_host(machine);
+            self.cluster.crash_node(machine);
+            self.cluster.crash_host(machine);
         }
     }
 
     /// Who shall have the volume now, and what is asked of it.
     fn follow(&mut self) {
-        if !self.up[self.owner] || !self.stage.is_anybody_there() {
-            let Some(next) = (0..2).find(|host| self.can_serve(*host)) else { return self.stage.pass_ms(400) };
+        if !self.up[self.owner] || !self.cluster.is_anybody_there() {
+            let Some(next) = (0..2).find(|host| self.can_serve(*host)) else { return self.cluster.pass_ms(400) };
             self.owner = next;
-            self.stage.open_on(next);
+            self.cluster.open_on(next);
         }
         if !self.can_serve(self.owner) {
-            return self.stage.pass_ms(400);
+            return self.cluster.pass_ms(400);
         }
-        self.stage.until("the volume is served", |s| s.serving().is_some());
-        self.stage.write(7, 40);
-        self.stage.write(200, 3);
-        self.stage.read(0, 256);
+        self.cluster.until("the volume is served", |s| s.serving().is_some());
+        self.cluster.write(7, 40);
+        self.cluster.write(200, 3);
+        self.cluster.read(0, 256);
         self.fresh = self.reaches(self.owner);
         if self.fresh.len() == 2 {
-            self.stage.until("everything is whole", is_whole);
+            self.cluster.until("everything is whole", is_whole);
             // The nodes have yet to hear which entries, of the time when one was out, are needed no more.
-            self.stage.pass_ms(5);
+            self.cluster.pass_ms(5);
         }
     }
 }
 
-fn is_whole(stage: &Stage) -> bool {
-    let status = stage.status();
+fn is_whole(cluster: &Cluster) -> bool {
+    let status = cluster.status();
     status.state == State::Open && status.degraded_segments == 0 && status.at_risk_entries == 0
 }
 
@@ -126,18 +126,18 @@ fn all_orders(layout: &str, length: u32) {
         let run = || {
             let mut machines = Machines::new(7_000 + number as u64, layout);
             order.iter().for_each(|change| machines.change(*change));
-            machines.stage.pass(Duration::from_millis(50));
+            machines.cluster.pass(Duration::from_millis(50));
             (0..2)
                 .filter(|machine| !machines.up[*machine])
                 .collect::<Vec<_>>()
                 .into_iter()
                 .for_each(|m| machines.toggle(m));
-            (0..2).for_each(|host| machines.stage.world().hosts[host].meta_quorum = true);
-            (0..2).for_each(|host| machines.stage.world().unblock(host, 1 - host));
-            if !machines.stage.is_anybody_there() {
-                machines.stage.open_on(0);
+            (0..2).for_each(|host| machines.cluster.world().hosts[host].meta_quorum = true);
+            (0..2).for_each(|host| machines.cluster.world().unblock(host, 1 - host));
+            if !machines.cluster.is_anybody_there() {
+                machines.cluster.open_on(0);
             }
-            machines.stage.finish();
+            machines.cluster.finish();
         };
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         assert!(ended.is_ok(), "{layout}: {order:?}");

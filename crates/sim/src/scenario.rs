@@ -1,7 +1,7 @@
 //! A grid that is driven by hand, one step of a story after the other: the form of the scenarios.
 //!
-//! Every request goes into the same history as in the swarm, and [`Stage::finish`] heals everything, reads everything back
-//! and judges it, so that a scenario only has to say what happens and what it expects on the way.
+//! Every request goes into the same history as in the swarm, and [`Cluster::finish`] heals everything, reads everything
+//! back and judges it, so that a scenario only has to say what happens and what it expects on the way.
 
 use crate::disk::{Crash, DiskFaults};
 use crate::plan::{Plan, Profile};
@@ -21,14 +21,14 @@ pub const BLOCK: u64 = holdfast_base::BLOCK_BYTES as u64;
 /// Nothing that a scenario waits for takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Settings of a [`Stage`].
-pub struct Scenery {
+/// Settings of a [`Cluster`].
+pub struct Setup {
     plan: Plan,
 }
 
-impl Scenery {
+impl Setup {
     /// Three nodes of one disk, two hosts, a volume of 2 MiB in two copies; nothing fails by itself.
-    pub fn new(seed: u64) -> Scenery {
+    pub fn new(seed: u64) -> Setup {
         let mut plan = Plan::from_seed(0);
         plan.seed = seed;
         plan.profile = Profile::Calm;
@@ -48,53 +48,53 @@ impl Scenery {
         (plan.slow_after, plan.audit_every) = (Duration::from_secs(30), Duration::from_secs(1));
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early, plan.mixed, plan.loses_metadata) = (None, false, false, false);
-        Scenery { plan }
+        Setup { plan }
     }
 
-    /// As [`Scenery::new`], with what is written staying in the log.
-    pub fn long_destage(seed: u64) -> Scenery {
-        Scenery::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
+    /// As [`Setup::new`], with what is written staying in the log.
+    pub fn long_destage(seed: u64) -> Setup {
+        Setup::new(seed).with(|plan| plan.destage_age = Duration::from_secs(60))
     }
 
     #[must_use]
-    pub fn nodes(mut self, nodes: usize) -> Scenery {
+    pub fn nodes(mut self, nodes: usize) -> Setup {
         self.plan.nodes = nodes;
         self
     }
 
     #[must_use]
-    pub fn disks(mut self, disks: usize) -> Scenery {
+    pub fn disks(mut self, disks: usize) -> Setup {
         self.plan.disks = disks;
         self
     }
 
     #[must_use]
-    pub fn layout(mut self, layout: &str) -> Scenery {
+    pub fn layout(mut self, layout: &str) -> Setup {
         self.plan.layout = layout.parse().expect("a layout");
         self
     }
 
     /// Whatever else of the plan.
     #[must_use]
-    pub fn with(mut self, change: impl FnOnce(&mut Plan)) -> Scenery {
+    pub fn with(mut self, change: impl FnOnce(&mut Plan)) -> Setup {
         change(&mut self.plan);
         self
     }
 
-    /// Raises the curtain: everything is up, and the first host has the volume open.
-    pub fn raise(self) -> Stage {
-        let mut stage = Stage { run: Run::new(self.plan, false) };
-        stage.until("the volume is open", |s| s.serving().is_some());
-        stage
+    /// Starts it: everything is up, and the first host has the volume open.
+    pub fn start(self) -> Cluster {
+        let mut cluster = Cluster { run: Run::new(self.plan, false) };
+        cluster.until("the volume is open", |s| s.serving().is_some());
+        cluster
     }
 }
 
 /// A grid in the middle of a story.
-pub struct Stage {
+pub struct Cluster {
     pub(crate) run: Run,
 }
 
-impl Stage {
+impl Cluster {
     pub fn world(&mut self) -> &mut World<Controller> {
         &mut self.run.world
     }
@@ -175,7 +175,7 @@ impl Stage {
     }
 
     /// Lets time pass until something is so.
-    pub fn until(&mut self, what: &str, is_so: impl Fn(&Stage) -> bool) {
+    pub fn until(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
         let end = self.now() + PATIENCE;
         while !is_so(self) {
             assert!(self.now() < end, "{what}: not within {PATIENCE:?}; {:?}", self.status());
@@ -271,7 +271,7 @@ impl Stage {
     /// The runs of a checkpoint are on their way to the nodes.
     pub fn is_checkpointing(&self) -> bool {
         let owner = self.run.world.machine(self.owner()).expect("the owner runs");
-        owner.dump().contains("stage: Writing(")
+        owner.dump().contains("cluster: Writing(")
     }
 
     pub fn until_made(&mut self, member: usize) {
