@@ -260,8 +260,8 @@ pub struct Counters {
     #[serde(default)]
     pub shard_reads: u64,
     /// Of these, from nodes of the host's own machine.
-    #[serde(default)]
-    pub near_reads: u64,
+    #[serde(default, alias = "near_reads")]
+    pub local_reads: u64,
     pub reconstructed_reads: u64,
     /// What reads took of what had come with other blocks.
     #[serde(default)]

@@ -73,7 +73,7 @@ pub fn counters(c: holdfast_volume::Counters) -> Counters {
         append_hedges: c.append_hedges,
         read_hedges: c.read_hedges,
         shard_reads: c.shard_reads,
-        near_reads: c.near_reads,
+        local_reads: c.local_reads,
         reconstructed_reads: c.reconstructed_reads,
         ahead_bytes: c.ahead_bytes,
         rolls: c.rolls,

@@ -194,7 +194,7 @@ pub enum Order {
         fixed: Option<FixedVolume>,
     },
     /// Nodes on this host's own machine, which its volumes read from first.
-    Near(BTreeSet<NodeId>),
+    LocalNodes(BTreeSet<NodeId>),
     /// Volumes that this host and others offer, and by which numbers it reaches these hosts.
     Offer {
         offers: Vec<Offer>,

@@ -260,7 +260,7 @@ impl Homes {
             | Order::KeepSpare(_)
             | Order::Drain(_)
             | Order::SetFixed { .. }
-            | Order::Near(_)
+            | Order::LocalNodes(_)
             | Order::Access { .. }
             | Order::TakeNoMore
             | Order::CloseAll => Route::All,
@@ -276,7 +276,7 @@ impl Order {
             Order::KeepSpare(keep) => Order::KeepSpare(*keep),
             Order::Drain(devices) => Order::Drain(devices.clone()),
             Order::SetFixed { volume, fixed } => Order::SetFixed { volume: *volume, fixed: *fixed },
-            Order::Near(nodes) => Order::Near(nodes.clone()),
+            Order::LocalNodes(nodes) => Order::LocalNodes(nodes.clone()),
             Order::Access { lists, limits } => Order::Access { lists: lists.clone(), limits: limits.clone() },
             Order::TakeNoMore => Order::TakeNoMore,
             Order::CloseAll => Order::CloseAll,

@@ -97,7 +97,7 @@ pub struct Host {
     pub(crate) waiters: Waiters,
     nodes_up: BTreeMap<NodeId, NodeUp>,
     pub(crate) nodes_away: BTreeSet<NodeId>,
-    pub(crate) near: BTreeSet<NodeId>,
+    pub(crate) local_nodes: BTreeSet<NodeId>,
     /// Devices that volumes leave.
     pub(crate) draining: BTreeSet<DeviceId>,
     volume_effects: Effects<VolumeEffect>,
@@ -132,7 +132,7 @@ impl Host {
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
-            near: BTreeSet::new(),
+            local_nodes: BTreeSet::new(),
             draining: BTreeSet::new(),
             volume_effects: Effects::new(),
             replies: VecDeque::new(),
@@ -295,7 +295,7 @@ impl Host {
             let event = self.node_up(node);
             self.drive(now, at, event, out);
         }
-        self.drive(now, at, VolumeEvent::Near { nodes: self.near.clone() }, out);
+        self.drive(now, at, VolumeEvent::LocalNodes { nodes: self.local_nodes.clone() }, out);
         if !self.draining.is_empty() {
             self.drive(now, at, VolumeEvent::Drain { devices: self.draining.clone() }, out);
         }

@@ -99,9 +99,9 @@ impl Host {
                 self.draining = devices.clone();
                 self.drive_all(now, &VolumeEvent::Drain { devices }, out);
             }
-            Order::Near(nodes) => {
-                self.near = nodes.clone();
-                self.drive_all(now, &VolumeEvent::Near { nodes }, out);
+            Order::LocalNodes(nodes) => {
+                self.local_nodes = nodes.clone();
+                self.drive_all(now, &VolumeEvent::LocalNodes { nodes }, out);
             }
             Order::TakeNoMore => self.is_stopping = true,
             Order::Share(volumes) => self.set_shared(volumes),

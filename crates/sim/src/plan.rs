@@ -104,7 +104,7 @@ pub struct Plan {
     /// The layout is changed now and then.
     pub relayouts: bool,
     /// Each host has the node of its own number beside it.
-    pub near: bool,
+    pub local: bool,
     /// Nodes have disks of different classes, and this share of the fast ones is for copies of what is read; zero where there is
     /// no read cache.
     pub read_cache_per_mille: u32,
@@ -180,7 +180,7 @@ impl Plan {
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
-            near: Prng::new(seed ^ 0x4ea2).chance(300),
+            local: Prng::new(seed ^ 0x4ea2).chance(300),
             read_cache_per_mille: *Prng::new(seed ^ 0xcac4e).pick(&[0, 0, 0, 20, 100, 400]),
             encrypted: Prng::new(seed ^ 0x5ec2).chance(300),
             media: Vec::new(),

@@ -33,7 +33,7 @@ impl Setup {
         plan.seed = seed;
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.separate_max) = (0, 4, 0);
-        (plan.groups, plan.drains, plan.relayouts, plan.near) = (false, false, false, false);
+        (plan.groups, plan.drains, plan.relayouts, plan.local) = (false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         plan.read_cache_per_mille = 0;
         plan.layout = Layout::Mirror { copies: 2 };

@@ -248,9 +248,9 @@ impl Run {
         self.on_group_loss();
         let controller = Controller::new(self.config_of(VOLUME, host));
         let at = self.world.attach(host, controller);
-        if self.plan.near {
+        if self.plan.local {
             let nodes = BTreeSet::from([NodeId(host as u32 + 1)]);
-            self.world.tell(at, Event::Near { nodes });
+            self.world.tell(at, Event::LocalNodes { nodes });
         }
         if !self.draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: self.draining.clone() });

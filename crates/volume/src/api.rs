@@ -249,7 +249,7 @@ pub enum Event {
         size_bytes: u64,
     },
     /// Nodes of this machine: what one of them holds a copy of is read there first. Instead of what was told before.
-    Near {
+    LocalNodes {
         nodes: BTreeSet<NodeId>,
     },
     /// See [`Config::checked_reads`].
@@ -565,7 +565,7 @@ pub struct Counters {
     pub read_hedges: u64,
     /// Runs of blocks that one holder was asked for, and how many of these were on a node of this machine.
     pub shard_reads: u64,
-    pub near_reads: u64,
+    pub local_reads: u64,
     pub reconstructed_reads: u64,
     /// What guests' reads took of what had come with other blocks (see [`crate::io::read_ahead`]).
     pub ahead_bytes: u64,

@@ -218,7 +218,7 @@ impl Controller {
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
-            Event::Near { nodes } => self.peers.set_near(nodes),
+            Event::LocalNodes { nodes } => self.peers.set_local(nodes),
             Event::CheckReads(checked) => self.basis.config.checked_reads = checked,
             Event::KeepSpare(keep) => self.basis.config.keeps_spare = keep,
             Event::SetLayout { layout } => self.on_set_layout(layout),

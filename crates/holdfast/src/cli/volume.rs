@@ -713,8 +713,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
 }
 
 /// Where holders of copies are on several machines it tells how local reads are.
-fn near_text(c: &holdfast_api::Counters) -> String {
-    format!("{} of {} shard reads from this machine's nodes", c.near_reads, c.shard_reads)
+fn local_text(c: &holdfast_api::Counters) -> String {
+    format!("{} of {} shard reads from this machine's nodes", c.local_reads, c.shard_reads)
 }
 
 fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
@@ -732,7 +732,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
         row("avoids nodes", nodes.join(", "));
     }
     row("reads", format!("{} ({})", c.reads, Size(c.read_bytes)));
-    row("near", near_text(c));
+    row("local", local_text(c));
     row("writes", format!("{} ({})", c.writes, Size(c.write_bytes)));
     row(
         "hedges",

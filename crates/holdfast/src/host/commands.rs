@@ -249,8 +249,8 @@ impl Shell {
             Command::LeftToDrain { answer } => answer.tell(self.host.left_to_drain()),
             Command::Nodes { nodes, answer } => {
                 self.links.set_nodes(&nodes, now, io);
-                let near = self.near_of(&nodes);
-                self.tell_host(now, Order::Near(near));
+                let local = self.local_of(&nodes);
+                self.tell_host(now, Order::LocalNodes(local));
                 answer.tell(());
             }
             Command::Address { ip, answer } => answer.tell(self.take_address(ip, io)),

@@ -21,7 +21,7 @@ impl Shell {
     /// This machine has this address, too: its nodes are there from here on, and other hosts are to come there if they may.
     /// Where it had another, that goes on to be listened on.
     pub(super) fn take_address(&mut self, ip: IpAddr, io: &mut Io) -> Result<Vec<SocketAddr>, ListenError> {
-        self.near.0.insert(ip);
+        self.local.0.insert(ip);
         if self.host_listeners.is_empty() {
             return Ok(Vec::new());
         }
@@ -31,8 +31,8 @@ impl Shell {
     }
 
     /// Of all nodes, those on this machine.
-    pub(super) fn near_of(&self, nodes: &[(NodeId, SocketAddr)]) -> BTreeSet<NodeId> {
-        let is_near = |(_, address): &&(NodeId, SocketAddr)| self.near.0.contains(&address.ip());
-        nodes.iter().filter(is_near).map(|(node, _)| *node).collect()
+    pub(super) fn local_of(&self, nodes: &[(NodeId, SocketAddr)]) -> BTreeSet<NodeId> {
+        let is_local = |(_, address): &&(NodeId, SocketAddr)| self.local.0.contains(&address.ip());
+        nodes.iter().filter(is_local).map(|(node, _)| *node).collect()
     }
 }

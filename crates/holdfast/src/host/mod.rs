@@ -117,7 +117,7 @@ pub struct Shell {
     now: Instant,
     chores_at: Instant,
     started: Instant,
-    near: locality::Local,
+    local: locality::Local,
     /// Told what this host does with volumes; what it was told last.
     assignment: assignment::Assignment,
     locals: BTreeMap<VolumeId, Local>,

@@ -143,7 +143,7 @@ impl Common {
             now,
             chores_at: now,
             started: now,
-            near: Local::of(&self.own_nodes),
+            local: Local::of(&self.own_nodes),
             assignment: self.assignment.clone(),
             locals: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
@@ -154,7 +154,7 @@ impl Common {
         }
         shell.tell_host(now, Order::Access { lists: self.access.clone(), limits: self.limits.clone() });
         shell.tell_host(now, Order::Drain(self.draining.clone()));
-        shell.tell_host(now, Order::Near(self.own_nodes.iter().map(|node| NodeId(node.id)).collect()));
+        shell.tell_host(now, Order::LocalNodes(self.own_nodes.iter().map(|node| NodeId(node.id)).collect()));
         Ok((shell, sender))
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Peers {
     /// Nothing new goes there.
     draining: BTreeSet<DeviceId>,
     /// Nodes of the host's own machine.
-    near: BTreeSet<NodeId>,
+    local: BTreeSet<NodeId>,
     /// Slow ones that the volume does without: nothing new goes there, and what can be read elsewhere is.
     bypassed: BTreeSet<DeviceId>,
     opening_asked_at: Instant,
@@ -80,7 +80,7 @@ impl Default for Peers {
             outliers: Outliers::default(),
             refused_bytes: BTreeMap::new(),
             draining: BTreeSet::new(),
-            near: BTreeSet::new(),
+            local: BTreeSet::new(),
             bypassed: BTreeSet::new(),
             opening_asked_at: Instant::ZERO,
             state_asked_at: Instant::ZERO,

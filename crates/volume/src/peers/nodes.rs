@@ -181,12 +181,12 @@ impl Peers {
     }
 
     /// These nodes are of the host's own machine.
-    pub(crate) fn set_near(&mut self, nodes: BTreeSet<NodeId>) {
-        self.near = nodes;
+    pub(crate) fn set_local(&mut self, nodes: BTreeSet<NodeId>) {
+        self.local = nodes;
     }
 
-    pub(crate) fn is_near(&self, id: NodeId) -> bool {
-        self.near.contains(&id)
+    pub(crate) fn is_local(&self, id: NodeId) -> bool {
+        self.local.contains(&id)
     }
 
     /// Nothing new goes to these devices.

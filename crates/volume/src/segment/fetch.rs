@@ -263,9 +263,9 @@ impl Fetcher {
             .filter(|index| around.peers.leg_usable(homes[usize::from(*index)]))
             .collect();
         let preferable = |index: &u8| around.peers.leg_preferable(homes[usize::from(*index)]);
-        let is_near = |index: &u8| around.peers.is_near(homes[usize::from(*index)].node);
-        let near = usable.iter().copied().find(|index| preferable(index) && is_near(index));
-        let choice = near.or_else(|| usable.iter().copied().find(preferable));
+        let is_local = |index: &u8| around.peers.is_local(homes[usize::from(*index)].node);
+        let local = usable.iter().copied().find(|index| preferable(index) && is_local(index));
+        let choice = local.or_else(|| usable.iter().copied().find(preferable));
         if choice.is_none() && !usable.is_empty() {
             let enough: Vec<u8> = (0..width)
                 .filter(|index| *index != fetch.position && preferable(index))
@@ -283,9 +283,9 @@ impl Fetcher {
         }
         match choice.or(usable.first().copied()) {
             Some(index) => {
-                let is_near = is_near(&index);
+                let is_local = is_local(&index);
                 around.counters.shard_reads += 1;
-                around.counters.near_reads += u64::from(is_near);
+                around.counters.local_reads += u64::from(is_local);
                 if !self.ask_shard(around, token, index, out) {
                     self.hedge(around, token, out);
                 }
