@@ -44,7 +44,7 @@ pub struct Scheduled {
 
 /// A fixed volume that this host serves, or has the care of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FixedNow {
+pub struct ReservationNow {
     pub volume: VolumeId,
     pub size_bytes: u64,
     /// It is open; else what was seen last stands.
@@ -54,7 +54,7 @@ pub struct FixedNow {
     pub now: (u64, u64),
 }
 
-impl FixedNow {
+impl ReservationNow {
     /// What its record is to say, where that is to be written: bytes that do not count, bytes left, and whether the first are others.
     pub fn to_note(&self) -> Option<(u64, u64, bool)> {
         let ((noted_base, noted_left), (base_bytes, left_bytes)) = (self.noted, self.now);
@@ -95,7 +95,7 @@ pub struct Facts {
     /// Since 1970, by this machine's clock.
     pub wall_ms: u64,
     pub scheduled: Vec<Scheduled>,
-    pub fixed: Vec<FixedNow>,
+    pub reservations: Vec<ReservationNow>,
     pub sharing: Vec<SharingNow>,
     pub devices: Vec<DeviceNow>,
     /// How much is taken was noted some time ago.
@@ -110,7 +110,7 @@ pub struct Facts {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Chore {
     Snapshots(VolumeId),
-    Fixed(VolumeId),
+    Reservation(VolumeId),
     /// What a separate clone names.
     Names(VolumeId),
     /// What the origin of a separate clone knows of it.
@@ -142,7 +142,7 @@ pub enum Action {
         drops: Vec<String>,
     },
     /// The record of a fixed volume is to say this; the reactor, too, where what does not count has changed.
-    NoteFixed {
+    NoteReservation {
         volume: VolumeId,
         base_bytes: u64,
         left_bytes: u64,
@@ -185,7 +185,7 @@ impl Action {
     pub fn chore(&self) -> Chore {
         match self {
             Action::Snapshots { volume, .. } => Chore::Snapshots(*volume),
-            Action::NoteFixed { volume, .. } => Chore::Fixed(*volume),
+            Action::NoteReservation { volume, .. } => Chore::Reservation(*volume),
             Action::NoteNames { dependent, .. } => Chore::Names(*dependent),
             Action::TellNames { dependent, .. } | Action::GiveUp { dependent, .. } => Chore::Dependent(*dependent),
             Action::Drain { device } => Chore::Device(*device),
@@ -318,14 +318,14 @@ impl Upkeep {
 /// What is to be done, by what is there.
 pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
     let snapshots = facts.scheduled.iter().filter_map(|seen| of_schedule(view, seen, facts.wall_ms, config));
-    let fixed = facts.fixed.iter().filter_map(of_fixed);
+    let reservation = facts.reservations.iter().filter_map(of_reservation);
     let drains = facts.devices.iter().filter(|seen| is_to_be_emptied(view, seen, config));
     let drains = drains.map(|seen| Action::Drain { device: seen.device });
     let renew = facts.certificates_are_due.then_some(Action::Renew);
     let space = facts.space_is_due.then_some(Action::NoteSpace);
     let authority = of_authority(view, facts, config);
     let words = facts.sharing.iter().flat_map(|seen| of_sharing(view, seen));
-    let of_volumes = snapshots.chain(fixed).chain(words);
+    let of_volumes = snapshots.chain(reservation).chain(words);
     of_volumes.chain(drains).chain(space).chain(renew).chain(authority).chain(of_machine(view, facts, config)).collect()
 }
 
@@ -368,9 +368,9 @@ fn of_schedule(view: &View, seen: &Scheduled, wall_ms: u64, config: &Config) -> 
     (take.is_some() || !drops.is_empty()).then_some(Action::Snapshots { volume, take, drops })
 }
 
-fn of_fixed(seen: &FixedNow) -> Option<Action> {
+fn of_reservation(seen: &ReservationNow) -> Option<Action> {
     let (base_bytes, left_bytes, has_new_base) = seen.to_note()?;
-    Some(Action::NoteFixed { volume: seen.volume, base_bytes, left_bytes, has_new_base })
+    Some(Action::NoteReservation { volume: seen.volume, base_bytes, left_bytes, has_new_base })
 }
 
 /// Its drive is failing, or volumes have done without it for as long as an absent node is waited for; and no operator wants to go
@@ -538,15 +538,20 @@ mod tests {
 
     #[test]
     fn fixed_volumes_are_noted_when_enough_has_changed() {
-        let fixed = |is_open, noted, now| FixedNow { volume: VOLUME, size_bytes: 6400, is_open, noted, now };
+        let reservation =
+            |is_open, noted, now| ReservationNow { volume: VOLUME, size_bytes: 6400, is_open, noted, now };
         let noted = |base_bytes, left_bytes, has_new_base| {
-            Some(Action::NoteFixed { volume: VOLUME, base_bytes, left_bytes, has_new_base })
+            Some(Action::NoteReservation { volume: VOLUME, base_bytes, left_bytes, has_new_base })
         };
-        assert_eq!(of_fixed(&fixed(true, (0, 1000), (0, 900))), None);
-        assert_eq!(of_fixed(&fixed(true, (0, 1000), (0, 899))), noted(0, 899, false));
-        assert_eq!(of_fixed(&fixed(true, (0, 1000), (50, 1000))), noted(50, 1000, true));
-        assert_eq!(of_fixed(&fixed(false, (7, 1000), (50, 1000))), None, "of one that is closed nothing is seen");
-        assert_eq!(of_fixed(&fixed(false, (7, 1000), (50, 999))), noted(7, 999, false));
+        assert_eq!(of_reservation(&reservation(true, (0, 1000), (0, 900))), None);
+        assert_eq!(of_reservation(&reservation(true, (0, 1000), (0, 899))), noted(0, 899, false));
+        assert_eq!(of_reservation(&reservation(true, (0, 1000), (50, 1000))), noted(50, 1000, true));
+        assert_eq!(
+            of_reservation(&reservation(false, (7, 1000), (50, 1000))),
+            None,
+            "of one that is closed nothing is seen"
+        );
+        assert_eq!(of_reservation(&reservation(false, (7, 1000), (50, 999))), noted(7, 999, false));
     }
 
     #[test]

@@ -211,8 +211,8 @@ impl CloneRecord {
 /// What an operator has chosen for a volume, besides size and layout; what is not there is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SettingsRecord {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fixed: Option<FixedRecord>,
+    #[serde(rename = "fixed", default, skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationRecord>,
     /// Guests' reads are not checked against checksums.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked_reads: bool,
@@ -222,7 +222,7 @@ pub struct SettingsRecord {
 
 /// Capacity is set aside for all of the volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FixedRecord {
+pub struct ReservationRecord {
     /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is
     /// taken.
     pub base_bytes: u64,

@@ -3,9 +3,9 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    BeatRecord, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, FixedRecord, HostRecord,
-    KEY_VERSION, KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord,
-    ReceivedRecord, RemovedRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord, TrashRecord, TrendSample,
+    BeatRecord, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, HostRecord, KEY_VERSION,
+    KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord, ReceivedRecord,
+    RemovedRecord, ReservationRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord, TrashRecord, TrendSample,
     clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key, limit_key, machine_key,
     name_key, node_key, removed_key, settings_key, trash_key,
 };
@@ -75,9 +75,10 @@ fn records_are_written_as_ever() {
     assert_eq!(decode::<SettingsRecord>(b"{}").unwrap(), SettingsRecord::default());
     let settings: SettingsRecord = stays(r#"{"fixed":{"base_bytes":1,"left_bytes":2},"unchecked_reads":true}"#);
     assert!(
-        settings.unchecked_reads && settings.fixed.is_some_and(|fixed| (fixed.base_bytes, fixed.left_bytes) == (1, 2))
+        settings.unchecked_reads
+            && settings.reservation.is_some_and(|found| (found.base_bytes, found.left_bytes) == (1, 2))
     );
-    let _: FixedRecord = stays(r#"{"base_bytes":1,"left_bytes":2}"#);
+    let _: ReservationRecord = stays(r#"{"base_bytes":1,"left_bytes":2}"#);
     let clients: ClientsRecord = stays(r#"{"allowed":["a","b"]}"#);
     assert_eq!(clients.allowed.len(), 2);
     let limit: LimitRecord = stays(r#"{"limit":"iops=500"}"#);

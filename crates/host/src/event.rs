@@ -5,7 +5,7 @@ use crate::forward::{LinkId, Peer};
 use crate::groups::Sibling;
 use crate::limits::Limits;
 use crate::offers::Offer;
-use crate::reservation::FixedVolume;
+use crate::reservation::ReservedVolume;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, NodeId, Token, VolumeId,
 };
@@ -189,9 +189,9 @@ pub enum Order {
     /// Has volumes leave these devices, and no others.
     Drain(BTreeSet<DeviceId>),
     /// A volume is fixed from here on, or no more.
-    SetFixed {
+    SetReservation {
         volume: VolumeId,
-        fixed: Option<FixedVolume>,
+        reservation: Option<ReservedVolume>,
     },
     /// Nodes on this host's own machine, which its volumes read from first.
     LocalNodes(BTreeSet<NodeId>),

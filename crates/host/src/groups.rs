@@ -10,7 +10,7 @@
 
 use crate::event::{Effect, GroupMemberAt, GroupOrder, GroupOutcome, Outcome};
 use crate::host::{Host, Out};
-use crate::reservation::FixedVolume;
+use crate::reservation::ReservedVolume;
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token, VolumeId};
 use holdfast_volume::{
@@ -71,7 +71,7 @@ pub enum Sibling {
     /// A fixed volume there owns so much.
     Owns {
         volume: VolumeId,
-        fixed: FixedVolume,
+        reservation: ReservedVolume,
     },
 }
 
@@ -301,7 +301,7 @@ impl Host {
                 self.tell_group(now, key, Part { reactor: from, at }, heard, out)
             }
             Sibling::Leave { group } => drop(self.groups.joined.remove(&group)),
-            Sibling::Owns { volume, fixed } => self.on_owned_elsewhere(now, volume, fixed, out),
+            Sibling::Owns { volume, reservation } => self.on_owned_elsewhere(now, volume, reservation, out),
         }
     }
 

@@ -259,7 +259,7 @@ impl Homes {
             Order::Share(_)
             | Order::KeepSpare(_)
             | Order::Drain(_)
-            | Order::SetFixed { .. }
+            | Order::SetReservation { .. }
             | Order::LocalNodes(_)
             | Order::Access { .. }
             | Order::TakeNoMore
@@ -275,7 +275,9 @@ impl Order {
             Order::Share(volumes) => Order::Share(volumes.clone()),
             Order::KeepSpare(keep) => Order::KeepSpare(*keep),
             Order::Drain(devices) => Order::Drain(devices.clone()),
-            Order::SetFixed { volume, fixed } => Order::SetFixed { volume: *volume, fixed: *fixed },
+            Order::SetReservation { volume, reservation } => {
+                Order::SetReservation { volume: *volume, reservation: *reservation }
+            }
             Order::LocalNodes(nodes) => Order::LocalNodes(nodes.clone()),
             Order::Access { lists, limits } => Order::Access { lists: lists.clone(), limits: limits.clone() },
             Order::TakeNoMore => Order::TakeNoMore,

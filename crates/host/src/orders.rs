@@ -2,7 +2,7 @@
 
 use crate::event::{ChangeOutcome, CloseOutcome, Effect, OpenSpec, Order, Outcome, ResizeOutcome, Wanted};
 use crate::host::{Host, Out, info, warn};
-use crate::reservation::FixedVolume;
+use crate::reservation::ReservedVolume;
 use crate::volumes::{VOLUMES_MAX, Volume};
 use crate::waiters::Awaited;
 use holdfast_base::{DeviceId, HeadId, Instant, Token, VolumeId};
@@ -105,7 +105,7 @@ impl Host {
             }
             Order::TakeNoMore => self.is_stopping = true,
             Order::Share(volumes) => self.set_shared(volumes),
-            Order::SetFixed { volume, fixed } => self.set_fixed(now, volume, fixed, out),
+            Order::SetReservation { volume, reservation } => self.set_reservation(now, volume, reservation, out),
             Order::Access { lists, limits } => {
                 if self.volumes.access != lists {
                     self.volumes.access = lists;
@@ -316,16 +316,16 @@ impl Host {
 
     // ---- room ----
 
-    fn set_fixed(&mut self, now: Instant, volume: VolumeId, fixed: Option<FixedVolume>, out: Out) {
-        let before = self.volumes.fixed.remove(&volume);
-        let after = fixed.map(|fixed| before.map_or(fixed, |before| fixed.after(&before)));
-        self.volumes.fixed.extend(after.map(|fixed| (volume, fixed)));
+    fn set_reservation(&mut self, now: Instant, volume: VolumeId, reservation: Option<ReservedVolume>, out: Out) {
+        let before = self.volumes.reservations.remove(&volume);
+        let after = reservation.map(|reservation| before.map_or(reservation, |before| reservation.after(&before)));
+        self.volumes.reservations.extend(after.map(|reservation| (volume, reservation)));
         self.tell_claims(now, out);
     }
 
     /// What is set aside for fixed volumes.
-    pub fn fixed(&self) -> &BTreeMap<VolumeId, FixedVolume> {
-        &self.volumes.fixed
+    pub fn reservations(&self) -> &BTreeMap<VolumeId, ReservedVolume> {
+        &self.volumes.reservations
     }
 
     /// What volumes own and have not used yet, beside one.

@@ -24,7 +24,7 @@ const SLACK_PART: u64 = 16;
 const LOOKS: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fixed {
+pub struct Reservation {
     /// Bytes in segments that the volume has not written since its last snapshot; all that there are while one is taken.
     pub base_bytes: u64,
     /// What was left to write when it was last noted, with the sixteenth: it stands while the volume is not in service.
@@ -33,28 +33,28 @@ pub struct Fixed {
 
 /// A fixed volume, as a host keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FixedVolume {
+pub struct ReservedVolume {
     pub layout: Layout,
-    pub fixed: Fixed,
+    pub reservation: Reservation,
     recent: [u64; LOOKS],
 }
 
-impl FixedVolume {
-    pub fn new(layout: Layout, fixed: Fixed) -> FixedVolume {
-        FixedVolume { layout, fixed, recent: [fixed.left_bytes; LOOKS] }
+impl ReservedVolume {
+    pub fn new(layout: Layout, reservation: Reservation) -> ReservedVolume {
+        ReservedVolume { layout, reservation, recent: [reservation.left_bytes; LOOKS] }
     }
 
     fn see(&mut self, layout: Layout, left_bytes: u64) {
         self.layout = layout;
-        self.fixed.left_bytes = left_bytes;
+        self.reservation.left_bytes = left_bytes;
         self.recent.rotate_right(1);
         self.recent[0] = left_bytes;
     }
 
     /// Goes on from what was known of the volume.
-    pub fn after(mut self, before: &FixedVolume) -> FixedVolume {
+    pub fn after(mut self, before: &ReservedVolume) -> ReservedVolume {
         self.recent = before.recent;
-        self.see(self.layout, self.fixed.left_bytes);
+        self.see(self.layout, self.reservation.left_bytes);
         self
     }
 
@@ -64,7 +64,7 @@ impl FixedVolume {
 
     /// Of devices.
     pub fn set_aside_bytes(&self) -> u64 {
-        Claim::of(self.layout, self.fixed.left_bytes).raw_bytes()
+        Claim::of(self.layout, self.reservation.left_bytes).raw_bytes()
     }
 }
 
@@ -96,39 +96,39 @@ impl Sum {
 
 impl Volumes {
     /// Sees what fixed volumes that are open have left.
-    pub(crate) fn look_at_fixed(&mut self) {
+    pub(crate) fn look_at_reservations(&mut self) {
         for (_, volume) in self.table.iter() {
-            let Some(fixed) = self.fixed.get_mut(&volume.id) else { continue };
+            let Some(reservation) = self.reservations.get_mut(&volume.id) else { continue };
             let (Some(size), Some(layout)) = (volume.controller.size_bytes(), volume.controller.layout()) else {
                 continue;
             };
             if matches!(volume.controller.state(), State::Open | State::Closing) {
                 let space = volume.controller.space_use();
                 let taken = space.data_bytes + space.dead_bytes;
-                fixed.see(layout, left_bytes(size, taken, fixed.fixed.base_bytes));
+                reservation.see(layout, left_bytes(size, taken, reservation.reservation.base_bytes));
             }
         }
     }
 
     /// Fixed volumes here of which other reactors have not heard yet what they own.
-    fn fixed_to_tell(&mut self) -> Vec<(VolumeId, FixedVolume)> {
+    fn reservations_to_tell(&mut self) -> Vec<(VolumeId, ReservedVolume)> {
         if self.siblings.is_empty() {
             return Vec::new();
         }
-        let here = self.table.iter().filter_map(|(_, volume)| Some((volume.id, *self.fixed.get(&volume.id)?)));
-        let here: BTreeMap<VolumeId, FixedVolume> = here.collect();
-        let news = here.iter().filter(|(id, fixed)| self.told_fixed.get(id) != Some(fixed));
-        let news = news.map(|(id, fixed)| (*id, *fixed)).collect();
-        self.told_fixed = here;
+        let here = self.table.iter().filter_map(|(_, volume)| Some((volume.id, *self.reservations.get(&volume.id)?)));
+        let here: BTreeMap<VolumeId, ReservedVolume> = here.collect();
+        let news = here.iter().filter(|(id, reservation)| self.told_reservations.get(id) != Some(reservation));
+        let news = news.map(|(id, reservation)| (*id, *reservation)).collect();
+        self.told_reservations = here;
         news
     }
 
     /// What each volume owns, or has taken on and not placed: by volume, and of all together.
     fn owned(&self) -> (BTreeMap<VolumeId, Claim>, Sum) {
-        let fixed = self.fixed.iter().map(|(id, fixed)| (*id, fixed.claim()));
-        let logs = self.table.iter().filter(|(_, v)| !self.fixed.contains_key(&v.id));
+        let reservation = self.reservations.iter().map(|(id, reservation)| (*id, reservation.claim()));
+        let logs = self.table.iter().filter(|(_, v)| !self.reservations.contains_key(&v.id));
         let logs = logs.map(|(_, v)| (v.id, Claim::of(v.layout(), v.controller.unplaced_bytes())));
-        let owned: BTreeMap<VolumeId, Claim> = fixed.chain(logs).collect();
+        let owned: BTreeMap<VolumeId, Claim> = reservation.chain(logs).collect();
         let mut sum = Sum::default();
         owned.values().for_each(|claim| sum.add(*claim));
         (owned, sum)
@@ -144,7 +144,7 @@ impl Volumes {
     /// What volumes here have taken on and not placed, beside this one; fixed ones own their room anyway.
     pub fn unplaced_beside(&self, volume: Option<VolumeId>) -> Vec<Claim> {
         let mut sum = Sum::default();
-        let logs = self.table.iter().filter(|(_, v)| Some(v.id) != volume && !self.fixed.contains_key(&v.id));
+        let logs = self.table.iter().filter(|(_, v)| Some(v.id) != volume && !self.reservations.contains_key(&v.id));
         logs.for_each(|(_, v)| sum.add(Claim::of(v.layout(), v.controller.unplaced_bytes())));
         sum.without(Claim { width: 0, shard_bytes: 0 })
     }
@@ -155,7 +155,7 @@ impl Volumes {
         let mut news = Vec::new();
         for at in self.table.tokens() {
             let volume = self.table.get_mut(at).expect("listed");
-            let others = self.fixed.len() - usize::from(self.fixed.contains_key(&volume.id));
+            let others = self.reservations.len() - usize::from(self.reservations.contains_key(&volume.id));
             // Without a fixed volume to be kept from, what is in others' logs is nobody's business.
             let claims = if others == 0 { Vec::new() } else { sum.without(owned[&volume.id]) };
             if volume.told_claims != claims {
@@ -170,20 +170,20 @@ impl Volumes {
 impl Host {
     /// Looks what is set aside, and tells the volumes that it is set aside from, on other reactors, too.
     pub(crate) fn tell_set_aside(&mut self, now: Instant, out: Out) {
-        self.volumes.look_at_fixed();
-        for (volume, fixed) in self.volumes.fixed_to_tell() {
+        self.volumes.look_at_reservations();
+        for (volume, reservation) in self.volumes.reservations_to_tell() {
             for reactor in self.volumes.siblings.clone() {
-                out.push(Effect::Sibling { reactor, message: Sibling::Owns { volume, fixed } });
+                out.push(Effect::Sibling { reactor, message: Sibling::Owns { volume, reservation } });
             }
         }
         self.tell_claims(now, out);
     }
 
     /// What a fixed volume of another reactor owns now.
-    pub(crate) fn on_owned_elsewhere(&mut self, now: Instant, volume: VolumeId, fixed: FixedVolume, out: Out) {
+    pub(crate) fn on_owned_elsewhere(&mut self, now: Instant, volume: VolumeId, reservation: ReservedVolume, out: Out) {
         // One that was told that it is fixed no more stays so; and one that has come here is known better.
-        if self.volumes.find_id(volume).is_none() && self.volumes.fixed.contains_key(&volume) {
-            self.volumes.fixed.insert(volume, fixed);
+        if self.volumes.find_id(volume).is_none() && self.volumes.reservations.contains_key(&volume) {
+            self.volumes.reservations.insert(volume, reservation);
             self.tell_claims(now, out);
         }
     }
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn others_are_told_the_most_of_the_last_looks() {
         let layout: Layout = "mirror:2".parse().unwrap();
-        let mut volume = FixedVolume::new(layout, Fixed { base_bytes: 0, left_bytes: 100 });
+        let mut volume = ReservedVolume::new(layout, Reservation { base_bytes: 0, left_bytes: 100 });
         volume.see(layout, 80);
         volume.see(layout, 60);
         assert_eq!(volume.claim(), Claim { width: 2, shard_bytes: 100 }, "devices may have told what they had before");

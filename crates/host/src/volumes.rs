@@ -7,7 +7,7 @@ use crate::access::Lists;
 use crate::event::OpenSpec;
 use crate::limits::{Kept, Limits};
 use crate::requests::{Origin, Requests};
-use crate::reservation::FixedVolume;
+use crate::reservation::ReservedVolume;
 use crate::write_gate::HeldChange;
 use crate::writers::{Writers, WritersView};
 use holdfast_base::size::Size;
@@ -105,9 +105,9 @@ pub struct Care {
 pub(crate) struct Volumes {
     pub table: Slab<Volume>,
     /// Also those that are not open.
-    pub fixed: BTreeMap<VolumeId, FixedVolume>,
+    pub reservations: BTreeMap<VolumeId, ReservedVolume>,
     /// Of those here, as other reactors have heard of it last.
-    pub(crate) told_fixed: BTreeMap<VolumeId, FixedVolume>,
+    pub(crate) told_reservations: BTreeMap<VolumeId, ReservedVolume>,
     /// The host's other reactors.
     pub(crate) siblings: Vec<usize>,
     /// Which clients may have what.
@@ -139,8 +139,8 @@ impl Volumes {
     pub fn new(config: &crate::Config) -> Volumes {
         Volumes {
             table: Slab::new(VOLUMES_MAX),
-            fixed: BTreeMap::new(),
-            told_fixed: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            told_reservations: BTreeMap::new(),
             siblings: (0..config.reactors).filter(|other| *other != config.reactor).collect(),
             access: Lists::new(),
             limits: Limits::new(),

@@ -41,12 +41,12 @@ use holdfast_cluster::exports;
 use holdfast_format::FormatError;
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FixedRecord,
-    FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NODE_PREFIX, NUMBERS_KEY, NameRecord,
-    NodeRecord, NumbersRecord, Other, PendingRecord, REMOVED_PREFIX, RESERVED_KEY, ReceivedRecord, RemovedRecord,
-    ReservedRecord, SCHEDULE_PREFIX, SettingsRecord, TREND_KEY, TrendSample, clients_key, clone_key, deleting_key,
-    encode, export_key, found_key, host_key, key_key, limit_key, machine_key, name_key, node_key, received_key,
-    settings_key, trash_key,
+    CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord,
+    KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NODE_PREFIX, NUMBERS_KEY, NameRecord, NodeRecord,
+    NumbersRecord, Other, PendingRecord, REMOVED_PREFIX, RESERVED_KEY, ReceivedRecord, RemovedRecord,
+    ReservationRecord, ReservedRecord, SCHEDULE_PREFIX, SettingsRecord, TREND_KEY, TrendSample, clients_key, clone_key,
+    deleting_key, encode, export_key, found_key, host_key, key_key, limit_key, machine_key, name_key, node_key,
+    received_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -54,7 +54,7 @@ use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::sharing::{Dependent, SegmentRanges, dependent_key};
 use holdfast_format::tier::Tiers;
-use holdfast_host::reservation::{Fixed, FixedVolume};
+use holdfast_host::reservation::{Reservation, ReservedVolume};
 use holdfast_host::{Limits, Lists, OpenSpec};
 use holdfast_runtime::meta::{Commit, Compare, Swap, Write};
 use serde::de::DeserializeOwned;
@@ -73,24 +73,28 @@ pub const REVOKED_KEY: &str = "revoked";
 /// What an operator has chosen for a volume, besides size and layout, as far as this release knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Settings {
-    pub fixed: Option<Fixed>,
+    pub reservation: Option<Reservation>,
     /// Guests' reads are not checked against checksums.
     pub unchecked_reads: bool,
 }
 
 impl Settings {
     fn of(record: &SettingsRecord) -> Settings {
-        let fixed = record.fixed.as_ref();
-        let fixed = fixed.map(|fixed| Fixed { base_bytes: fixed.base_bytes, left_bytes: fixed.left_bytes });
-        Settings { fixed, unchecked_reads: record.unchecked_reads }
+        let reservation = record.reservation.as_ref();
+        let reservation = reservation
+            .map(|reservation| Reservation { base_bytes: reservation.base_bytes, left_bytes: reservation.left_bytes });
+        Settings { reservation, unchecked_reads: record.unchecked_reads }
     }
 
     /// In the place of what was there before, of which stays what this release does not know.
     fn put_into(self, before: SettingsRecord) -> SettingsRecord {
-        let known = before.fixed.map(|fixed| fixed.other).unwrap_or_default();
-        let fixed =
-            self.fixed.map(|Fixed { base_bytes, left_bytes }| FixedRecord { base_bytes, left_bytes, other: known });
-        SettingsRecord { fixed, unchecked_reads: self.unchecked_reads, other: before.other }
+        let known = before.reservation.map(|reservation| reservation.other).unwrap_or_default();
+        let reservation = self.reservation.map(|Reservation { base_bytes, left_bytes }| ReservationRecord {
+            base_bytes,
+            left_bytes,
+            other: known,
+        });
+        SettingsRecord { reservation, unchecked_reads: self.unchecked_reads, other: before.other }
     }
 }
 
@@ -219,13 +223,13 @@ pub(super) fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> 
 }
 
 /// The fixed volumes among these.
-pub fn fixed_of(entries: &[Entry]) -> BTreeMap<VolumeId, FixedVolume> {
+pub fn reservations_of(entries: &[Entry]) -> BTreeMap<VolumeId, ReservedVolume> {
     let volumes = entries.iter().filter(|entry| entry.clone.is_none());
-    let fixed = |entry: &Entry| {
-        let fixed = entry.settings.fixed?;
-        Some((entry.root.volume, FixedVolume::new(entry.root.layout, fixed)))
+    let reservation = |entry: &Entry| {
+        let reservation = entry.settings.reservation?;
+        Some((entry.root.volume, ReservedVolume::new(entry.root.layout, reservation)))
     };
-    volumes.filter_map(fixed).collect()
+    volumes.filter_map(reservation).collect()
 }
 
 /// Refuses names that could not be written in an NBD URI or a table.
@@ -420,11 +424,16 @@ impl Catalog {
 
     /// Changes what is noted of a fixed volume, together with the word that space was set aside; false where others have done
     /// so since that was looked at.
-    pub fn set_fixed_reserving(&self, volume: VolumeId, fixed: Fixed, reserving: &Reserving) -> Result<bool> {
+    pub fn set_reservation_reserving(
+        &self,
+        volume: VolumeId,
+        reservation: Reservation,
+        reserving: &Reserving,
+    ) -> Result<bool> {
         let key = settings_key(volume);
         let (version, value) = self.get_now(&key)?;
         let before: SettingsRecord = value.map_or(Ok(SettingsRecord::default()), |bytes| decode(&key, &bytes))?;
-        let settings = Settings { fixed: Some(fixed), ..Settings::of(&before) };
+        let settings = Settings { reservation: Some(reservation), ..Settings::of(&before) };
         let next = put(&key, encode(&settings.put_into(before)));
         let compares = [Compare { key, version }, reserving.compare()];
         Ok(matches!(self.meta.commit(&compares, &[next, reserving.passed()])?, Commit::Done(_)))
@@ -457,7 +466,7 @@ impl Catalog {
         self.check_can_serve(&Root { key_id: key.map(NewKey::id), ..own })?;
         let volume = self.take_name(name, Again::NewId)?;
         self.set_key(volume, key)?;
-        self.change_settings(volume, |found| *found = Settings { fixed: None, unchecked_reads })?;
+        self.change_settings(volume, |found| *found = Settings { reservation: None, unchecked_reads })?;
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
             Swap::Done(version) => Ok(Begun { volume, version }),
@@ -677,8 +686,8 @@ impl Catalog {
         value.map_or(Ok(Settings::default()), |bytes| Ok(Settings::of(&decode(&key, &bytes)?)))
     }
 
-    pub fn fixed(&self) -> Result<BTreeMap<VolumeId, FixedVolume>> {
-        Ok(fixed_of(&self.all_kept()?))
+    pub fn reservations(&self) -> Result<BTreeMap<VolumeId, ReservedVolume>> {
+        Ok(reservations_of(&self.all_kept()?))
     }
 
     /// The first step of making a clone: its name, and the id that its volume shall know it by.
@@ -1179,7 +1188,7 @@ mod tests {
         let made = |name| {
             let what = (1 << 30, Layout::DEFAULT, Tiers::default());
             catalog
-                .create(name, what, (Settings { fixed: None, unchecked_reads: false }, None), None, None)
+                .create(name, what, (Settings { reservation: None, unchecked_reads: false }, None), None, None)
                 .unwrap()
                 .unwrap()
                 .root
@@ -1200,7 +1209,7 @@ mod tests {
         assert!(why[0].1.contains("is damaged") && why[1].1.contains("by a newer release"), "{why:?}");
         assert!(catalog.all_strictly().unwrap_err().to_string().starts_with("volume damaged is not known"));
         assert!(catalog.find("newer").unwrap_err().to_string().contains("by a newer release"));
-        assert!(catalog.exported().is_ok() && catalog.fixed().is_ok() && catalog.adopt_exports().is_ok());
+        assert!(catalog.exported().is_ok() && catalog.reservations().is_ok() && catalog.adopt_exports().is_ok());
     }
 
     #[test]
@@ -1282,8 +1291,8 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let (a, b) = (Catalog::new(meta.clone(), GridId(1), "a"), Catalog::new(meta, GridId(1), "b"));
         let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-        let fixed = Fixed { base_bytes: 0, left_bytes: 1 << 30 };
-        let settings = (Settings { fixed: Some(fixed), unchecked_reads: false }, None);
+        let reservation = Reservation { base_bytes: 0, left_bytes: 1 << 30 };
+        let settings = (Settings { reservation: Some(reservation), unchecked_reads: false }, None);
         let (at_a, at_b) = (a.reserving().unwrap(), b.reserving().unwrap());
         let made = a.create("va", what, settings, None, Some(&at_a)).unwrap().expect("it was first");
         assert!(
@@ -1293,13 +1302,13 @@ mod tests {
         assert!(b.find("vb").is_err());
         // It looks again, and sees what the other one has.
         let again = b.reserving().unwrap();
-        assert_eq!(b.fixed().unwrap().len(), 1);
+        assert_eq!(b.reservations().unwrap().len(), 1);
         b.create("vb", what, settings, None, Some(&again)).unwrap().expect("nobody came between");
         // What a volume is about to own counts for others, and comes between as well.
         let (stale, now) = (b.reserving().unwrap(), a.reserving().unwrap());
         let volume = made.root.volume;
         assert!(a.set_pending(volume, Some((Layout::DEFAULT, 2 << 30)), &now).unwrap());
-        assert!(!b.set_fixed_reserving(volume, fixed, &stale).unwrap());
+        assert!(!b.set_reservation_reserving(volume, reservation, &stale).unwrap());
         let seen = b.reserving().unwrap();
         assert_eq!(seen.pending_beside(None), [(Layout::DEFAULT, 2 << 30)]);
         assert_eq!(seen.pending_beside(Some(volume)), []);

@@ -12,7 +12,7 @@ use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_host::homes::Share;
-use holdfast_host::reservation::FixedVolume;
+use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::views::{self, Published, SharingView};
 use holdfast_host::{Event as HostEvent, Order, Outcome, Sibling};
 use holdfast_runtime::reactor::{Io, ListenError};
@@ -96,8 +96,8 @@ pub enum Command {
         answer: Answer<Vec<Weakness>>,
     },
     /// What is set aside for fixed volumes.
-    Fixed {
-        answer: Answer<BTreeMap<VolumeId, FixedVolume>>,
+    Reservations {
+        answer: Answer<BTreeMap<VolumeId, ReservedVolume>>,
     },
     /// What volumes own and have not used yet, beside one.
     Claims {
@@ -242,7 +242,7 @@ impl Shell {
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
             Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),
             Command::Losses { nodes, answer } => answer.tell(told(self.host.lost_without(&nodes))),
-            Command::Fixed { answer } => answer.tell(self.host.fixed().clone()),
+            Command::Reservations { answer } => answer.tell(self.host.reservations().clone()),
             // What fixed volumes own every reactor knows, and one says.
             Command::Claims { beside, answer } if self.own.is_front() => answer.tell(self.host.claims_beside(beside)),
             Command::Claims { beside, answer } => answer.tell(self.host.unplaced_beside(beside)),

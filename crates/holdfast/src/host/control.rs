@@ -43,7 +43,7 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
 use holdfast_host::homes::HostAt;
-use holdfast_host::reservation::{Fixed, FixedVolume, owned_bytes};
+use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
 use holdfast_host::views::Published;
 use holdfast_host::{
     ChangeOutcome, CloseOutcome, Offer, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
@@ -600,8 +600,8 @@ impl ControlPlane {
         self.check_media(layout, tiers)?;
         let left_bytes = owned_bytes(size_bytes);
         self.drop_orphan(name)?;
-        let fixed = is_fixed.then_some(Fixed { base_bytes: 0, left_bytes });
-        let settings = (Settings { fixed, unchecked_reads: !checked_reads }, limit.as_deref());
+        let reservation = is_fixed.then_some(Reservation { base_bytes: 0, left_bytes });
+        let settings = (Settings { reservation, unchecked_reads: !checked_reads }, limit.as_deref());
         let key = key.map(NewKey::make).transpose()?;
         let what = (size_bytes, layout, tiers);
         let make = |reserving: Option<&Reserving>| self.catalog.create(name, what, settings, key.as_ref(), reserving);
@@ -617,7 +617,7 @@ impl ControlPlane {
             warning = self.key_warning(name, layout);
         }
         if is_fixed {
-            self.set_fixed_anew(&entry)?;
+            self.set_reservation_anew(&entry)?;
         }
         let made = if export { self.export(name, false)? } else { VolumeInfo { limit, ..self.closed_info(&entry) } };
         Ok(VolumeInfo { warning, ..made })
@@ -799,7 +799,7 @@ impl ControlPlane {
         }
         self.close(name, force, false, &format!("volume {name} stays exported"))?;
         self.catalog.end_export(entry.root.volume)?;
-        self.note_all_fixed()?;
+        self.note_all_reservations()?;
         Ok(self.closed_info(&self.catalog.find(name)?))
     }
 
@@ -924,7 +924,7 @@ impl ControlPlane {
         };
         size_bytes.map_or(Ok(()), check_size)?;
         let entry = self.catalog.find(volume)?;
-        if entry.settings.fixed.is_some() {
+        if entry.settings.reservation.is_some() {
             refuse!(
                 Code::State,
                 "volume {volume} is fixed, and a clone would write to what is set aside for it; `holdfast volume set \
@@ -1039,8 +1039,8 @@ impl ControlPlane {
             Some(_) => VolumeState::Locked,
             None => VolumeState::Closed,
         };
-        let fixed = entry.settings.fixed.filter(|_| entry.clone.is_none());
-        let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
+        let reservation = entry.settings.reservation.filter(|_| entry.clone.is_none());
+        let reservation = reservation.map(|reservation| ReservedVolume::new(entry.root.layout, reservation));
         VolumeInfo {
             name: entry.name().to_string(),
             id: entry.id().to_string(),
@@ -1048,8 +1048,8 @@ impl ControlPlane {
             size_bytes: entry.size_bytes(),
             layout: entry.root.layout.to_string(),
             tiers: entry.root.tiers,
-            provisioning: provisioning_of(fixed.is_some()),
-            set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
+            provisioning: provisioning_of(reservation.is_some()),
+            set_aside_bytes: reservation.map_or(0, |reservation| reservation.set_aside_bytes()),
             integrity: integrity_of(!entry.settings.unchecked_reads),
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),

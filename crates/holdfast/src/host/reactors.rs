@@ -219,7 +219,7 @@ impl Reactors {
             Command::LeftToDrain { answer } => {
                 self.post_to_all(answer, sum_of_maps, |answer| Command::LeftToDrain { answer })
             }
-            Command::Fixed { answer } => {
+            Command::Reservations { answer } => {
                 let own = Arc::clone(self);
                 let merge = move |parts: Vec<BTreeMap<VolumeId, _>>| {
                     let mut all = BTreeMap::new();
@@ -229,7 +229,7 @@ impl Reactors {
                     }
                     all
                 };
-                self.post_to_all(answer, merge, |answer| Command::Fixed { answer })
+                self.post_to_all(answer, merge, |answer| Command::Reservations { answer })
             }
             Command::Claims { beside, answer } => {
                 self.post_to_all(answer, concat, |answer| Command::Claims { beside, answer })

@@ -4,7 +4,7 @@
 //! Role: a thread of its own, told by [`super::records`] which kinds of records have changed. What could not be taken in is taken
 //! in again a moment later. Who serves what is [`super::assignment`]'s.
 
-use super::catalog::{REVOKED_KEY, fixed_of};
+use super::catalog::{REVOKED_KEY, reservations_of};
 use super::commands::Command;
 use super::control::ControlPlane;
 use super::presence::all_take_spare;
@@ -130,37 +130,37 @@ impl ControlPlane {
             self.order(Order::Drain(devices))?;
         }
         if changed.contains(SETTINGS_PREFIX) {
-            self.take_in_fixed()?;
+            self.take_in_reservations()?;
         }
         Ok(())
     }
 
-    fn take_in_fixed(&self) -> Result<()> {
+    fn take_in_reservations(&self) -> Result<()> {
         let _alone = self.alone();
-        self.take_in_others_fixed()
+        self.take_in_others_reservations()
     }
 
     /// What other hosts' fixed volumes own; this host's are its own to know. To be called alone.
-    pub(super) fn take_in_others_fixed(&self) -> Result<()> {
+    pub(super) fn take_in_others_reservations(&self) -> Result<()> {
         let (mut entries, mut unreadable) = self.catalog.survey()?;
         // What was set aside for a volume in the trash stays so.
         let (trash, more) = self.catalog.survey_trash()?;
         entries.extend(trash.into_iter().map(|trashed| trashed.entry));
         unreadable.extend(more);
-        let noted = fixed_of(&entries);
-        let known = self.ask(|answer| Command::Fixed { answer })?;
+        let noted = reservations_of(&entries);
+        let known = self.ask(|answer| Command::Reservations { answer })?;
         for entry in entries.iter().filter(|e| e.clone.is_none() && !self.catalog.is_here(e)) {
             let id = entry.root.volume;
-            let (fixed, before) = (noted.get(&id).copied(), known.get(&id));
-            let is_news = fixed.map(|f| (f.layout, f.fixed)) != before.map(|f| (f.layout, f.fixed));
+            let (reservation, before) = (noted.get(&id).copied(), known.get(&id));
+            let is_news = reservation.map(|f| (f.layout, f.reservation)) != before.map(|f| (f.layout, f.reservation));
             if is_news {
-                self.order(Order::SetFixed { volume: id, fixed })?;
+                self.order(Order::SetReservation { volume: id, reservation })?;
             }
         }
         // Of a volume whose record can't be read what it owned stays its own.
         let gone = |id: &VolumeId| unreadable.is_empty() && !noted.contains_key(id);
         for id in known.keys().copied().filter(gone) {
-            self.order(Order::SetFixed { volume: id, fixed: None })?;
+            self.order(Order::SetReservation { volume: id, reservation: None })?;
         }
         Ok(())
     }

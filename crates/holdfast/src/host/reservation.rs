@@ -22,7 +22,7 @@ use holdfast_base::VolumeId;
 use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
 use holdfast_host::Order;
-use holdfast_host::reservation::{Fixed, FixedVolume, left_bytes, owned_bytes};
+use holdfast_host::reservation::{Reservation, ReservedVolume, left_bytes, owned_bytes};
 use holdfast_volume::Claim;
 use holdfast_volume::claims::writable_beside;
 use std::time::Duration;
@@ -37,29 +37,35 @@ impl ControlPlane {
     }
 
     /// Has the record of a fixed volume say what it has left. To be called alone.
-    pub(super) fn note_fixed(&self, volume: VolumeId, fixed: Fixed, has_new_base: bool) -> Result<()> {
+    pub(super) fn note_reservation(
+        &self,
+        volume: VolumeId,
+        reservation: Reservation,
+        has_new_base: bool,
+    ) -> Result<()> {
         let Some(entry) = self.catalog.entry(volume)?.filter(|entry| !entry.root.deleted) else { return Ok(()) };
         // It may be fixed no more, or another host's.
-        if entry.settings.fixed.is_none() || !self.has_care_of(&entry) {
+        if entry.settings.reservation.is_none() || !self.has_care_of(&entry) {
             return Ok(());
         }
         if has_new_base {
-            return self.set_fixed(&entry, Some(fixed));
+            return self.set_reservation(&entry, Some(reservation));
         }
-        self.catalog.change_settings(volume, |settings| settings.fixed = settings.fixed.map(|_| fixed))
+        self.catalog
+            .change_settings(volume, |settings| settings.reservation = settings.reservation.map(|_| reservation))
     }
 
     /// Keeps it, and has the reactor go by it.
-    fn set_fixed(&self, entry: &Entry, fixed: Option<Fixed>) -> Result<()> {
+    fn set_reservation(&self, entry: &Entry, reservation: Option<Reservation>) -> Result<()> {
         let id = entry.root.volume;
-        self.catalog.change_settings(id, |settings| settings.fixed = fixed)?;
-        let fixed = fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
-        self.order(Order::SetFixed { volume: id, fixed }).map(drop)
+        self.catalog.change_settings(id, |settings| settings.reservation = reservation)?;
+        let reservation = reservation.map(|reservation| ReservedVolume::new(entry.root.layout, reservation));
+        self.order(Order::SetReservation { volume: id, reservation }).map(drop)
     }
 
     /// A volume that is about to be made has its room from the beginning.
-    pub(super) fn set_fixed_anew(&self, entry: &Entry) -> Result<()> {
-        self.set_fixed(entry, entry.settings.fixed)
+    pub(super) fn set_reservation_anew(&self, entry: &Entry) -> Result<()> {
+        self.set_reservation(entry, entry.settings.reservation)
     }
 
     /// How much data can be set aside in a layout, beside what others own or are about to.
@@ -85,7 +91,7 @@ impl ControlPlane {
             let reserving = self.catalog.reserving()?;
             // Whatever others have set aside up to there counts.
             self.records.sync()?;
-            self.take_in_others_fixed()?;
+            self.take_in_others_reservations()?;
             self.check_owned(what, volume, (layout, bytes), &reserving)?;
             if let Some(written) = write(&reserving)? {
                 return Ok(written);
@@ -131,11 +137,13 @@ impl ControlPlane {
         layout: Layout,
         become_so: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(fixed) = entry.settings.fixed.filter(|_| entry.clone.is_none()) else { return become_so() };
+        let Some(reservation) = entry.settings.reservation.filter(|_| entry.clone.is_none()) else {
+            return become_so();
+        };
         let live = self.show(entry.name())?.live;
         let taken = live.map_or(0, |live| live.space.data_bytes + live.space.dead_bytes);
-        let left = left_bytes(size_bytes, taken, fixed.base_bytes);
-        let before = Claim::of(entry.root.layout, left_bytes(entry.root.size_bytes, taken, fixed.base_bytes));
+        let left = left_bytes(size_bytes, taken, reservation.base_bytes);
+        let before = Claim::of(entry.root.layout, left_bytes(entry.root.size_bytes, taken, reservation.base_bytes));
         if Claim::of(layout, left).raw_bytes() <= before.raw_bytes() {
             return become_so();
         }
@@ -159,18 +167,18 @@ impl ControlPlane {
         outcome
     }
 
-    fn set_fixed_aside(&self, what: &str, entry: &Entry, fixed: Fixed) -> Result<()> {
-        let (volume, owned) = (entry.root.volume, (entry.root.layout, fixed.left_bytes));
+    fn set_reservation_aside(&self, what: &str, entry: &Entry, reservation: Reservation) -> Result<()> {
+        let (volume, owned) = (entry.root.volume, (entry.root.layout, reservation.left_bytes));
         self.set_aside(what, Some(volume), owned, |reserving| {
-            Ok(self.catalog.set_fixed_reserving(volume, fixed, reserving)?.then_some(()))
+            Ok(self.catalog.set_reservation_reserving(volume, reservation, reserving)?.then_some(()))
         })?;
-        self.set_fixed(entry, Some(fixed))
+        self.set_reservation(entry, Some(reservation))
     }
 
     pub(super) fn set_provisioning(&self, entry: &Entry, fixed: bool) -> Result<()> {
         let name = entry.name();
-        if !fixed || entry.settings.fixed.is_some() {
-            return if fixed { Ok(()) } else { self.set_fixed(entry, None) };
+        if !fixed || entry.settings.reservation.is_some() {
+            return if fixed { Ok(()) } else { self.set_reservation(entry, None) };
         }
         let clones = self.catalog.clones_of(entry.root.volume)?;
         if !clones.is_empty() {
@@ -187,22 +195,22 @@ impl ControlPlane {
         let base_bytes = if figures.snapshots.is_empty() { 0 } else { held_bytes(&live) };
         let taken = figures.space.data_bytes + figures.space.dead_bytes;
         let left_bytes = left_bytes(live.size_bytes, taken, base_bytes);
-        self.set_fixed_aside(&format!("volume {name}"), entry, Fixed { base_bytes, left_bytes })
+        self.set_reservation_aside(&format!("volume {name}"), entry, Reservation { base_bytes, left_bytes })
     }
 
     /// A snapshot of a fixed volume is taken by `take`: all of the volume can be written once more.
     pub(super) fn snapshot_fixed(&self, entry: &Entry, take: impl FnOnce() -> Result<()>) -> Result<()> {
-        let Some(before) = entry.settings.fixed.filter(|_| entry.clone.is_none()) else { return take() };
+        let Some(before) = entry.settings.reservation.filter(|_| entry.clone.is_none()) else { return take() };
         let owned = owned_bytes(self.show(entry.name())?.size_bytes);
         let what = format!("volume {} is fixed, and after a snapshot", entry.name());
         // Until it is known what the snapshot holds, nothing counts as written after it.
-        self.set_fixed_aside(&what, entry, Fixed { base_bytes: u64::MAX, left_bytes: owned })?;
+        self.set_reservation_aside(&what, entry, Reservation { base_bytes: u64::MAX, left_bytes: owned })?;
         let taken = take();
         let base_bytes = match &taken {
             Ok(()) => held_bytes(&self.show(entry.name())?),
             Err(_) => before.base_bytes,
         };
-        self.set_fixed(entry, Some(Fixed { base_bytes, left_bytes: owned }))?;
+        self.set_reservation(entry, Some(Reservation { base_bytes, left_bytes: owned }))?;
         taken
     }
 }

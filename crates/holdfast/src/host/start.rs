@@ -24,7 +24,7 @@ use crate::nbd_uri::Place;
 use anyhow::{Context, Result, anyhow};
 use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
 use holdfast_host::homes::{Share, Spread};
-use holdfast_host::reservation::FixedVolume;
+use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Limits, Lists, OpenSpec, Order, Room};
 use holdfast_runtime::mailbox::{self, Sender};
 use holdfast_runtime::reactor::{self, Io, ListenError, ListenerId, Reactor};
@@ -63,7 +63,7 @@ struct Common {
     assignment: Assignment,
     reactors: Arc<Reactors>,
     /// What every reactor goes by from the beginning.
-    fixed: BTreeMap<VolumeId, FixedVolume>,
+    reservations: BTreeMap<VolumeId, ReservedVolume>,
     access: Lists,
     limits: Limits,
     draining: BTreeSet<DeviceId>,
@@ -149,8 +149,8 @@ impl Common {
             nodes_away: BTreeSet::new(),
             life: Life::Running,
         };
-        for (volume, fixed) in &self.fixed {
-            shell.tell_host(now, Order::SetFixed { volume: *volume, fixed: Some(*fixed) });
+        for (volume, reservation) in &self.reservations {
+            shell.tell_host(now, Order::SetReservation { volume: *volume, reservation: Some(*reservation) });
         }
         shell.tell_host(now, Order::Access { lists: self.access.clone(), limits: self.limits.clone() });
         shell.tell_host(now, Order::Drain(self.draining.clone()));
@@ -266,7 +266,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         expected_volumes: exported.len(),
         assignment: assignment.clone(),
         reactors: Arc::clone(&reactors),
-        fixed: catalog.fixed()?,
+        reservations: catalog.reservations()?,
         access: catalog.clients()?,
         limits: catalog.limits()?,
         draining: catalog.draining()?,

@@ -242,7 +242,7 @@ impl ControlPlane {
     /// Nothing of the volume stays here.
     pub(super) fn let_go_for_good(&self, volume: VolumeId) -> Result<()> {
         self.order(Order::LetGo { volume })?;
-        self.order(Order::SetFixed { volume, fixed: None })?;
+        self.order(Order::SetReservation { volume, reservation: None })?;
         self.keys.forget(volume)
     }
 

@@ -30,7 +30,7 @@ use holdfast_format::meta::{
 };
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::Order;
-use holdfast_host::reservation::FixedVolume;
+use holdfast_host::reservation::ReservedVolume;
 use holdfast_runtime::meta::{Commit, Compare, Write};
 
 /// A volume in the trash.
@@ -246,14 +246,15 @@ impl ControlPlane {
             let Trashed { entry, record, .. } = trashed;
             let open = volumes.iter().find(|v| v.id == trashed.id().to_string());
             let taken = open.and_then(|v| Some(v.live.as_ref()?.space.taken_bytes()));
-            let fixed = entry.settings.fixed.map(|fixed| FixedVolume::new(entry.root.layout, fixed));
+            let reservation =
+                entry.settings.reservation.map(|reservation| ReservedVolume::new(entry.root.layout, reservation));
             TrashInfo {
                 id: trashed.id().to_string(),
                 name: record.name.clone(),
                 size_bytes: entry.root.size_bytes,
                 layout: entry.root.layout.to_string(),
                 taken_bytes: taken.unwrap_or(record.taken_bytes),
-                set_aside_bytes: fixed.map_or(0, |fixed| fixed.set_aside_bytes()),
+                set_aside_bytes: reservation.map_or(0, |reservation| reservation.set_aside_bytes()),
                 minutes_left: KEPT_MINUTES.saturating_sub(record.minutes),
             }
         };

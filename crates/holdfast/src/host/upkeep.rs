@@ -26,11 +26,12 @@ use holdfast_base::{DeviceId, Effects, VolumeId};
 use holdfast_cluster::Upkeep;
 use holdfast_cluster::schedule::{self, Snapshot};
 use holdfast_cluster::upkeep::{
-    Action, Chore, Config, DeviceNow, Effect, Event, Facts, FixedNow, LOOK_EVERY, LookId, Mutations, Scheduled, Take,
+    Action, Chore, Config, DeviceNow, Effect, Event, Facts, LOOK_EVERY, LookId, Mutations, ReservationNow, Scheduled,
+    Take,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_host::Wanted;
-use holdfast_host::reservation::Fixed;
+use holdfast_host::reservation::Reservation;
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::MetaError;
 use holdfast_runtime::revoked::RevokedNow;
@@ -154,7 +155,7 @@ impl ControlPlane {
         Ok(Facts {
             wall_ms,
             scheduled: self.seen("snapshots by schedule", self.scheduled_here()),
-            fixed: self.seen("fixed volumes", self.fixed_here()),
+            reservations: self.seen("fixed volumes", self.reservations_here()),
             sharing: self.seen("separate clones", self.sharing_here()),
             devices: devices_of(live.nodes),
             space_is_due: all_are_up && self.forecast().is_due(wall_ms),
@@ -211,11 +212,11 @@ impl ControlPlane {
         Ok(live.map(|live| all(live).map(snapshot).collect()))
     }
 
-    fn fixed_here(&self) -> Result<Vec<FixedNow>> {
-        let mut fixed = Vec::new();
-        for (volume, seen) in self.ask(|answer| Command::Fixed { answer })? {
+    fn reservations_here(&self) -> Result<Vec<ReservationNow>> {
+        let mut reservations = Vec::new();
+        for (volume, seen) in self.ask(|answer| Command::Reservations { answer })? {
             let Some(entry) = self.entry_here(volume) else { continue };
-            let Some(noted) = entry.settings.fixed.filter(|_| self.has_care_of(&entry)) else { continue };
+            let Some(noted) = entry.settings.reservation.filter(|_| self.has_care_of(&entry)) else { continue };
             let live = self.ask(|answer| Command::Volume { name: entry.name().to_string(), answer })?;
             // A volume in the trash has left its name to others.
             let live = live.filter(|live| live.id == volume.to_string());
@@ -223,17 +224,23 @@ impl ControlPlane {
             let open = live.filter(|live| live.state == VolumeState::Open);
             let base_bytes = open.as_ref().map_or(noted.base_bytes, |live| base_now(live, noted.base_bytes));
             let noted = (noted.base_bytes, noted.left_bytes);
-            let now = (base_bytes, seen.fixed.left_bytes);
-            fixed.push(FixedNow { volume, size_bytes: entry.size_bytes(), is_open: !is_closed, noted, now });
+            let now = (base_bytes, seen.reservation.left_bytes);
+            reservations.push(ReservationNow {
+                volume,
+                size_bytes: entry.size_bytes(),
+                is_open: !is_closed,
+                noted,
+                now,
+            });
         }
-        Ok(fixed)
+        Ok(reservations)
     }
 
     /// The records of fixed volumes are to say what is so. To be called alone.
-    pub(super) fn note_all_fixed(&self) -> Result<()> {
-        for seen in self.fixed_here()? {
+    pub(super) fn note_all_reservations(&self) -> Result<()> {
+        for seen in self.reservations_here()? {
             if let Some((base_bytes, left_bytes, has_new_base)) = seen.to_note() {
-                self.note_fixed(seen.volume, Fixed { base_bytes, left_bytes }, has_new_base)?;
+                self.note_reservation(seen.volume, Reservation { base_bytes, left_bytes }, has_new_base)?;
             }
         }
         Ok(())
@@ -242,10 +249,11 @@ impl ControlPlane {
     fn do_chore(&self, action: Action) -> Result<()> {
         match action {
             Action::Snapshots { volume, take, drops } => self.follow_schedule(volume, take, drops),
-            Action::NoteFixed { volume, base_bytes, left_bytes, has_new_base } => {
+            Action::NoteReservation { volume, base_bytes, left_bytes, has_new_base } => {
                 let _alone = self.alone();
-                let fixed = Fixed { base_bytes, left_bytes };
-                self.note_fixed(volume, fixed, has_new_base).context("noting what is set aside for fixed volumes")
+                let reservation = Reservation { base_bytes, left_bytes };
+                self.note_reservation(volume, reservation, has_new_base)
+                    .context("noting what is set aside for fixed volumes")
             }
             Action::NoteNames { origin, dependent, names, generation } => self
                 .note_names((origin, dependent), &names, generation)

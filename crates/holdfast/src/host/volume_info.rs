@@ -37,9 +37,9 @@ impl Shell {
         let id = volume.id_of(head);
         info.only_for = id.and_then(|id| self.host.clients_of(id)).cloned();
         info.limit = id.and_then(|id| self.host.limit_of(id)).map(str::to_string);
-        if let Some(fixed) = self.host.fixed().get(&volume.id()).filter(|_| head == HeadId::VOLUME) {
+        if let Some(reservation) = self.host.reservations().get(&volume.id()).filter(|_| head == HeadId::VOLUME) {
             info.provisioning = Provisioning::Fixed;
-            info.set_aside_bytes = fixed.set_aside_bytes();
+            info.set_aside_bytes = reservation.set_aside_bytes();
         }
         info
     }
