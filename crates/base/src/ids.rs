@@ -114,7 +114,7 @@ id_int!(
 
 id_int!(
     /// A span in which a controller holds back answers. Never reused by one host process.
-    HoldId, u64, "hold"
+    QuiesceId, u64, "quiesce"
 );
 
 impl HeadId {

@@ -25,7 +25,7 @@ pub use buf::{Buf, BufMut};
 pub use checksum::{BlockCrc, block_crcs, crc32c, seeded_crc32c};
 pub use effects::Effects;
 pub use ids::{
-    AssociationId, DeviceId, Epoch, GridId, HeadId, HoldId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, SegmentId,
+    AssociationId, DeviceId, Epoch, GridId, HeadId, InstanceId, LedgerId, Lsn, NodeId, ObjectId, QuiesceId, SegmentId,
     ShardId, VolumeId,
 };
 pub use media::MediaClass;

@@ -12,7 +12,7 @@ use crate::event::{Effect, GroupMemberAt, GroupOrder, GroupOutcome, Outcome};
 use crate::host::{Host, Out};
 use crate::reservation::ReservedVolume;
 use holdfast_base::time::earliest;
-use holdfast_base::{Effects, HeadId, HoldId, Instant, Slab, Token, VolumeId};
+use holdfast_base::{Effects, HeadId, Instant, QuiesceId, Slab, Token, VolumeId};
 use holdfast_volume::{
     Event as VolumeEvent, GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State, Why,
 };
@@ -21,8 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Groups under way. The control plane takes one at a time; some may still be undone.
 const GROUPS_MAX: usize = 64;
 
-/// Bits of a hold's number that say which reactor asks for it.
-const HOLD_REACTOR_SHIFT: u32 = 48;
+/// Bits of a quiesce's number that say which reactor asks for it.
+const QUIESCE_REACTOR_SHIFT: u32 = 48;
 
 /// A group, as reactors know it that are not its own: that one's number, and the group's there.
 pub type GroupId = (usize, Token);
@@ -115,13 +115,13 @@ pub(crate) struct Groups {
     /// Groups of other reactors that controllers here are a part of.
     joined: BTreeMap<GroupId, BTreeSet<Token>>,
     heard: VecDeque<(Token, Heard)>,
-    next_hold: u64,
+    next_quiesce: u64,
 }
 
 impl Groups {
     pub fn new(reactor: usize) -> Groups {
         let (joined, heard) = (BTreeMap::new(), VecDeque::new());
-        Groups { reactor, running: Slab::new(GROUPS_MAX), joined, heard, next_hold: 1 }
+        Groups { reactor, running: Slab::new(GROUPS_MAX), joined, heard, next_quiesce: 1 }
     }
 
     fn are_any(&self) -> bool {
@@ -145,10 +145,10 @@ impl Groups {
     }
 
     /// New to all controllers of the host.
-    fn new_hold(&mut self) -> HoldId {
-        let hold = HoldId((self.reactor as u64) << HOLD_REACTOR_SHIFT | self.next_hold);
-        self.next_hold += 1;
-        hold
+    fn new_hold(&mut self) -> QuiesceId {
+        let quiesce = QuiesceId((self.reactor as u64) << QUIESCE_REACTOR_SHIFT | self.next_quiesce);
+        self.next_quiesce += 1;
+        quiesce
     }
 }
 
@@ -436,7 +436,7 @@ mod tests {
         let mut host = Host::new(&Config::for_tests(1));
         let (group, at) = ((FRONT, Token(9)), Token(4));
         host.groups.joined.insert(group, BTreeSet::from([at]));
-        let event = VolumeEvent::Release { hold: HoldId(1) };
+        let event = VolumeEvent::Release { quiesce: QuiesceId(1) };
         let message = Sibling::Tell { group, at, event };
         let (_, told) = in_short(handled(&mut host, Instant::ZERO, Event::Sibling { reactor: FRONT, message }));
         assert!(matches!(told[..], [(FRONT, Sibling::Heard { heard: Heard::Gone, .. })]), "{told:?}");

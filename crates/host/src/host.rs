@@ -645,7 +645,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
              this log",
             if *shadowed { ", and what is shadowed in leaves of the map" } else { "" }
         )),
-        Notice::HoldEnded { whole: false, .. } => {
+        Notice::QuiesceEnded { whole: false, .. } => {
             info(": answers could not be held back for a group of snapshots".to_string())
         }
         Notice::LedgerRolled { .. } => info(": a new ledger is open".to_string()),
@@ -655,8 +655,8 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         | Notice::DependentRefused { .. }
         | Notice::Prepared
         | Notice::Preloaded
-        | Notice::Held { .. }
-        | Notice::HoldEnded { whole: true, .. } => None,
+        | Notice::Quiesced { .. }
+        | Notice::QuiesceEnded { whole: true, .. } => None,
     }
 }
 

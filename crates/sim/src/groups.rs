@@ -5,7 +5,7 @@
 
 use crate::swarm::{Run, WAKE_GROUP};
 use crate::world::MachineAt;
-use holdfast_base::{BlockReply, Effects, HoldId, Prng};
+use holdfast_base::{BlockReply, Effects, Prng, QuiesceId};
 use holdfast_volume::{Change, Event, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice};
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub(crate) struct Groups {
     /// Groups are taken at random.
     enabled: bool,
     running: Option<Running>,
-    next_hold: u64,
+    next_quiesce: u64,
     /// Controllers that hold back answers.
     held: BTreeSet<MachineAt>,
     /// What the last group came to.
@@ -30,7 +30,7 @@ pub(crate) struct Groups {
 impl Groups {
     pub(crate) fn new(seed: u64, enabled: bool) -> Groups {
         let prng = Prng::new(seed ^ 0x6709);
-        Groups { prng, enabled, running: None, next_hold: 1, held: BTreeSet::new(), end: None }
+        Groups { prng, enabled, running: None, next_quiesce: 1, held: BTreeSet::new(), end: None }
     }
 }
 
@@ -44,10 +44,10 @@ impl Run {
             name: name.clone(),
         };
         let members = numbers.iter().zip(&names).map(member).collect();
-        let hold = HoldId(self.groups.next_hold);
-        self.groups.next_hold += 1;
+        let quiesce = QuiesceId(self.groups.next_quiesce);
+        self.groups.next_quiesce += 1;
         self.groups.end = None;
-        self.groups.running = Some(Running { at, group: Group::new(hold, members, 1), names: names.clone() });
+        self.groups.running = Some(Running { at, group: Group::new(quiesce, members, 1), names: names.clone() });
         self.drive_group(GroupEvent::Begin);
         names
     }
@@ -91,10 +91,10 @@ impl Run {
 
     pub(crate) fn on_group_notice(&mut self, at: MachineAt, notice: &Notice) {
         match notice {
-            Notice::Held { .. } => {
+            Notice::Quiesced { .. } => {
                 self.groups.held.insert(at);
             }
-            Notice::HoldEnded { .. } => {
+            Notice::QuiesceEnded { .. } => {
                 self.groups.held.remove(&at);
             }
             _ => {}

@@ -5,8 +5,8 @@ use crate::map::{CloneInfo, Snapshot};
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, HoldId, InstanceId, Lsn, MetaReply,
-    MetaRequest, NodeId, ObjectId, ShardId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest,
+    NodeId, ObjectId, QuiesceId, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
@@ -152,7 +152,7 @@ holdfast_base::mutations! {
         /// Rule 19: segments are freed although a volume that was made of this one names them.
         forgets_dependents,
         /// Groups of snapshots: answers are told while they should be held back.
-        hold_tells,
+        quiesce_tells,
         /// Rule 21: entries of all ledgers are encrypted with one key.
         one_key_for_all_ledgers,
         /// Rule 21: blocks of all segments are encrypted with one key.
@@ -205,14 +205,14 @@ pub enum Event {
     /// Answered by [`Notice::Changed`] or [`Notice::Refused`].
     Change(Change),
     /// Hold back the answers of guests' writes, and of reads if asked: see [`crate::io::quiesce`]. Answered by
-    /// [`Notice::Held`], or at once by the end.
-    Hold {
-        hold: HoldId,
+    /// [`Notice::Quiesced`], or at once by the end.
+    Quiesce {
+        quiesce: QuiesceId,
         with_reads: bool,
     },
-    /// Tell what was held back; answered by [`Notice::HoldEnded`], unless that was told before.
+    /// Tell what was held back; answered by [`Notice::QuiesceEnded`], unless that was told before.
     Release {
-        hold: HoldId,
+        quiesce: QuiesceId,
     },
     /// Heard by the host: a device of the node serves or serves no more, or has more room or less.
     Devices {
@@ -462,13 +462,13 @@ pub enum Notice {
         why: &'static str,
     },
     /// From here on answers of writes are held back.
-    Held {
-        hold: HoldId,
+    Quiesced {
+        quiesce: QuiesceId,
     },
-    /// Told once for every hold that was asked for.
-    HoldEnded {
-        hold: HoldId,
-        /// No write was answered from [`Notice::Held`] to [`Event::Release`], by this owner or another one.
+    /// Told once for every quiesce that was asked for.
+    QuiesceEnded {
+        quiesce: QuiesceId,
+        /// No write was answered from [`Notice::Quiesced`] to [`Event::Release`], by this owner or another one.
         whole: bool,
     },
     /// This root makes the volume; what it names stays until that is said to be gone.

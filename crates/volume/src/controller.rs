@@ -234,8 +234,8 @@ impl Controller {
                 self.notice(Notice::Refused { change, why: "the volume is not open" }, out);
             }
             Event::Change(change) => self.on_change(change, out),
-            Event::Hold { hold, with_reads } => self.on_quiesce(hold, with_reads, out),
-            Event::Release { hold } => self.on_release(hold, out),
+            Event::Quiesce { quiesce, with_reads } => self.on_quiesce(quiesce, with_reads, out),
+            Event::Release { quiesce } => self.on_release(quiesce, out),
             Event::Prepare => self.on_prepare(out),
             Event::Yield => self.on_yield(out),
             Event::Tick => self.on_tick(out),

@@ -6,10 +6,10 @@
 mod support;
 
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, Effects, HeadId, HoldId, Instant, ObjectId, Prng, buf,
+    BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, Effects, HeadId, Instant, ObjectId, Prng, QuiesceId, buf,
 };
 use holdfast_format::geometry::Layout;
-use holdfast_volume::quiesce::HOLD_MAX;
+use holdfast_volume::quiesce::QUIESCE_MAX;
 use holdfast_volume::{Change, Event, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, Target, Why};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,7 +61,7 @@ enum Holds {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trouble {
     None,
-    /// A message takes long, mostly longer than a hold lasts, and the group's own timer is late, too.
+    /// A message takes long, mostly longer than a quiesce lasts, and the group's own timer is late, too.
     Lag,
     /// The second volume has a snapshot of the name.
     NameTaken,
@@ -95,7 +95,7 @@ impl Run {
         let world = |number: u64| {
             let mut world = World::new(seed * 2 + number, 3, Layout::Mirror { copies: 2 }, SIZE);
             let mut bounds = config(0, 0);
-            bounds.mutations.hold_tells = holds == Holds::Nothing;
+            bounds.mutations.quiesce_tells = holds == Holds::Nothing;
             bounds.writeback_bytes_max = 8 << 20;
             world.config = Some(bounds);
             world.open();
@@ -115,7 +115,7 @@ impl Run {
         let now = worlds[0].now.max(worlds[1].now);
         let member = |controller| GroupMember { controller, head: HeadId::VOLUME, name: NAME.to_string() };
         let is_lagging = trouble == Trouble::Lag;
-        let group = Group::new(HoldId(1), vec![member(0), member(1)], 2);
+        let group = Group::new(QuiesceId(1), vec![member(0), member(1)], 2);
         Run {
             worlds,
             now,
@@ -316,9 +316,9 @@ fn outcomes_of(seeds: std::ops::Range<u64>, trouble: Trouble, holds: Holds, foll
     seeds.map(|seed| run(seed, trouble, holds, follows).unwrap_or_else(|why| fails(seed, why))).collect()
 }
 
-fn hold_ends(world: &World) -> Vec<bool> {
+fn quiesce_ends(world: &World) -> Vec<bool> {
     let end = |notice: &Notice| match notice {
-        Notice::HoldEnded { whole, .. } => Some(*whole),
+        Notice::QuiesceEnded { whole, .. } => Some(*whole),
         _ => None,
     };
     world.notices.iter().filter_map(end).collect()
@@ -327,7 +327,7 @@ fn hold_ends(world: &World) -> Vec<bool> {
 #[test]
 fn a_hold_keeps_answers_of_writes_and_nothing_else() {
     let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, SIZE);
-    world.push(Event::Hold { hold: HoldId(1), with_reads: false });
+    world.push(Event::Quiesce { quiesce: QuiesceId(1), with_reads: false });
     let write = |world: &mut World| world.request(BlockOp::Write { offset: 0, data: Buf::copy_from(&[7; 4096]) });
     let held = write(&mut world);
     let flush = world.request(BlockOp::Flush);
@@ -336,39 +336,39 @@ fn a_hold_keeps_answers_of_writes_and_nothing_else() {
     assert_eq!(world.read(0, BLOCK), [7; 4096], "the write is done");
     assert!(world.replies.contains_key(&flush) && world.replies.contains_key(&beyond));
     assert!(!world.replies.contains_key(&held));
-    world.push(Event::Hold { hold: HoldId(2), with_reads: false });
-    assert_eq!(hold_ends(&world), [false], "one hold at a time");
-    world.push(Event::Release { hold: HoldId(1) });
-    assert_eq!(hold_ends(&world), [false, true]);
+    world.push(Event::Quiesce { quiesce: QuiesceId(2), with_reads: false });
+    assert_eq!(quiesce_ends(&world), [false], "one quiesce at a time");
+    world.push(Event::Release { quiesce: QuiesceId(1) });
+    assert_eq!(quiesce_ends(&world), [false, true]);
     world.wait(held);
     // Its host has forgotten it.
-    world.push(Event::Hold { hold: HoldId(3), with_reads: false });
+    world.push(Event::Quiesce { quiesce: QuiesceId(3), with_reads: false });
     let held = write(&mut world);
-    world.settle(HOLD_MAX / 2);
+    world.settle(QUIESCE_MAX / 2);
     assert!(!world.replies.contains_key(&held));
-    world.settle(HOLD_MAX / 2);
-    assert_eq!(hold_ends(&world), [false, true, false]);
+    world.settle(QUIESCE_MAX / 2);
+    assert_eq!(quiesce_ends(&world), [false, true, false]);
     world.wait(held);
-    world.push(Event::Release { hold: HoldId(3) });
-    assert_eq!(hold_ends(&world).len(), 3, "the end is told once");
+    world.push(Event::Release { quiesce: QuiesceId(3) });
+    assert_eq!(quiesce_ends(&world).len(), 3, "the end is told once");
 }
 
 #[test]
 fn a_hold_of_an_owner_that_may_have_a_successor_is_not_whole() {
     for comes_back in [true, false] {
         let mut world = World::new(2, 3, Layout::Mirror { copies: 2 }, SIZE);
-        world.push(Event::Hold { hold: HoldId(1), with_reads: false });
+        world.push(Event::Quiesce { quiesce: QuiesceId(1), with_reads: false });
         (0..3).for_each(|i| world.node_hangs(i));
         // Grants have run out.
-        world.settle(HOLD_MAX * 3 / 7);
-        world.push(Event::Release { hold: HoldId(1) });
-        world.settle(HOLD_MAX * 3 / 7);
-        assert_eq!(hold_ends(&world), [false; 0]);
+        world.settle(QUIESCE_MAX * 3 / 7);
+        world.push(Event::Release { quiesce: QuiesceId(1) });
+        world.settle(QUIESCE_MAX * 3 / 7);
+        assert_eq!(quiesce_ends(&world), [false; 0]);
         if comes_back {
             (0..3).for_each(|i| world.node_resumes(i));
         }
-        world.settle(HOLD_MAX);
-        assert_eq!(hold_ends(&world), [comes_back]);
+        world.settle(QUIESCE_MAX);
+        assert_eq!(quiesce_ends(&world), [comes_back]);
     }
 }
 

@@ -39,7 +39,7 @@ pub const LAPSE: Duration = Duration::from_millis(LIFETIME_MS + 2_000);
 
 /// What was asked for so long ago is not passed on any more: its session ends. Together with the owner's [`LIFETIME_MS`] this is how
 /// long after a client's last word, on a path on which it hears nothing, something of it may still be carried out.
-const HOLD_MAX: Duration = LAPSE;
+const QUIESCE_MAX: Duration = LAPSE;
 
 /// A process that did nothing for so long may find what clients sent at any time in between; and finds it within
 /// [`STALL_ECHO`].
@@ -529,7 +529,7 @@ impl Ingress {
 
     /// To be passed on.
     fn is_too_old(&self, since: Instant) -> bool {
-        self.now.since(since) >= HOLD_MAX && !self.mutations.never_lapses()
+        self.now.since(since) >= QUIESCE_MAX && !self.mutations.never_lapses()
     }
 
     /// Brings a session to where its volume is served. One of which something is too old waits for its end.

@@ -314,7 +314,7 @@ impl Controller {
                 self.governor.on_answered(self.basis.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
                 match result {
-                    Ok(parts) => self.tell_read(request, BlockData::Data(parts), out),
+                    Ok(parts) => self.answer_read(request, BlockData::Data(parts), out),
                     Err(error) => self.reply(request, Err(error), out),
                 }
             }
@@ -366,7 +366,7 @@ impl Controller {
             }
         }
         let token = op.guest().expect("only guests ask for a status");
-        self.tell_read(token, BlockData::Status(extents), out);
+        self.answer_read(token, BlockData::Status(extents), out);
     }
 }
 

@@ -225,7 +225,7 @@ impl Controller {
             self.counters.writes += 1;
             self.governor.on_answered(self.basis.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
-            self.tell_written(op.token, out);
+            self.answer_write(op.token, out);
         }
     }
 

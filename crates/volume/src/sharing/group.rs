@@ -7,16 +7,17 @@
 //! told, and so do its notices.
 //!
 //! ```text
-//! holding   --every controller holds-->  taking   --every snapshot is taken-->  letting go  --every hold ended whole-->  over
+//! quiescing --every controller is quiet-->  taking   --every snapshot is taken-->  letting go  --every quiesce ended
+//! whole-->  over
 //!    |                                      |                                        |
-//!    +-- a refusal, a hold that ended, a controller that is gone, GROUP_MAX ---------+-->  undoing  -->  over
+//!    +-- a refusal, a quiesce that ended, a controller that is gone, GROUP_MAX ---------+-->  undoing  -->  over
 //! ```
 //!
 //! Why it holds: let the group hold write 2, and write 1 have been answered before 2 was issued. Then 1 was answered
 //! before the record behind 2 was appended. At that instant every controller held its answers, 1's too: since a time
 //! before its own record was appended, and until later than this one was. So 1 was answered before its controller held,
-//! and lies in front of its record. A hold that ended too early says so ([`Notice::HoldEnded`]), at whatever time, and
-//! the group is undone.
+//! and lies in front of its record. A quiesce that ended too early says so ([`Notice::QuiesceEnded`]), at whatever
+//! time, and the group is undone.
 //!
 //! What a guest *reads* of a write that was not answered yet: where all controllers are driven by one thread, it carries
 //! out the effects of one event before it takes another request, so all records are appended at one place in the order of
@@ -24,18 +25,18 @@
 //! after its record is heard when all records are appended.
 //!
 //! Invariants: (1) [`GroupEffect::Over`] is told once; (2) a group that is told as taken has every snapshot, under
-//! holds that ended whole; (3) every hold that was asked for is released; (4) of a group that failed every snapshot is
-//! dropped that its controller tells of, also after the end was told.
+//! those that ended whole; (3) every quiesce that was asked for is released; (4) of a group that failed every snapshot
+//! is dropped that its controller tells of, also after the end was told.
 //!
 //! Faults: a host that crashes leaves what was taken by then. A controller that is gone before it could drop its
 //! snapshot may leave that; [`GroupEnd::Failed`] names it.
 
 use crate::api::{Change, Event, Notice, State};
-use holdfast_base::{Effects, HeadId, HoldId, Instant};
+use holdfast_base::{Effects, HeadId, Instant, QuiesceId};
 use std::fmt;
 use std::time::Duration;
 
-/// A group that takes longer is undone: guests wait meanwhile. Shorter than [`crate::io::quiesce::HOLD_MAX`].
+/// A group that takes longer is undone: guests wait meanwhile. Shorter than [`crate::io::quiesce::QUIESCE_MAX`].
 pub const GROUP_MAX: Duration = Duration::from_millis(500);
 
 /// How long the end of a failed group is put off until all of it is undone.
@@ -108,7 +109,7 @@ impl fmt::Display for Why {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    Holding,
+    Quiescing,
     Taking,
     LettingGo,
     Undoing,
@@ -116,9 +117,9 @@ enum Stage {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum HoldState {
+enum QuiesceState {
     Asked,
-    Held,
+    Quiesced,
     Ended,
 }
 
@@ -136,12 +137,12 @@ enum SnapshotState {
 #[derive(Debug)]
 struct Holder {
     controller: usize,
-    state: HoldState,
+    state: QuiesceState,
     is_released: bool,
 }
 
 pub struct Group {
-    hold: HoldId,
+    quiesce: QuiesceId,
     with_reads: bool,
     created_ms: u64,
     members: Vec<(GroupMember, SnapshotState)>,
@@ -155,20 +156,20 @@ pub struct Group {
 type Out<'a> = &'a mut Effects<GroupEffect>;
 
 impl Group {
-    /// `hold` must be new to all controllers.
-    pub fn new(hold: HoldId, members: Vec<GroupMember>, created_ms: u64) -> Group {
+    /// `quiesce` must be new to all controllers.
+    pub fn new(quiesce: QuiesceId, members: Vec<GroupMember>, created_ms: u64) -> Group {
         assert!(!members.is_empty(), "a group has members");
         let mut controllers: Vec<usize> = members.iter().map(|member| member.controller).collect();
         controllers.sort_unstable();
         controllers.dedup();
-        let holder = |controller| Holder { controller, state: HoldState::Asked, is_released: false };
+        let holder = |controller| Holder { controller, state: QuiesceState::Asked, is_released: false };
         Group {
-            hold,
+            quiesce,
             with_reads: false,
             created_ms,
             members: members.into_iter().map(|member| (member, SnapshotState::None)).collect(),
             holders: controllers.into_iter().map(holder).collect(),
-            stage: Stage::Holding,
+            stage: Stage::Quiescing,
             deadline: None,
             failure: None,
             is_told: false,
@@ -203,7 +204,7 @@ impl Group {
     fn begin(&mut self, now: Instant, out: Out) {
         self.deadline = Some(now + GROUP_MAX);
         for holder in &self.holders {
-            let event = Event::Hold { hold: self.hold, with_reads: self.with_reads };
+            let event = Event::Quiesce { quiesce: self.quiesce, with_reads: self.with_reads };
             out.push(GroupEffect::Tell { controller: holder.controller, event });
         }
     }
@@ -218,13 +219,13 @@ impl Group {
 
     fn on_notice(&mut self, now: Instant, controller: usize, notice: &Notice, out: Out) {
         match notice {
-            Notice::Held { hold } if *hold == self.hold => {
-                self.holder(controller).filter(|h| h.state == HoldState::Asked).into_iter().for_each(|holder| {
-                    holder.state = HoldState::Held;
+            Notice::Quiesced { quiesce } if *quiesce == self.quiesce => {
+                self.holder(controller).filter(|h| h.state == QuiesceState::Asked).into_iter().for_each(|holder| {
+                    holder.state = QuiesceState::Quiesced;
                 });
             }
-            Notice::HoldEnded { hold, whole } if *hold == self.hold => {
-                self.holder(controller).into_iter().for_each(|holder| holder.state = HoldState::Ended);
+            Notice::QuiesceEnded { quiesce, whole } if *quiesce == self.quiesce => {
+                self.holder(controller).into_iter().for_each(|holder| holder.state = QuiesceState::Ended);
                 if !whole {
                     self.fail(now, self.first_of(controller), Why::NotHeld, out);
                 }
@@ -283,7 +284,7 @@ impl Group {
             }
         }
         if let Some(holder) = self.holder(controller) {
-            holder.state = HoldState::Ended;
+            holder.state = QuiesceState::Ended;
             self.fail(now, self.first_of(controller), Why::Gone, out);
         }
     }
@@ -305,8 +306,8 @@ impl Group {
         let waits = |controller: usize| {
             let holder = self.holders.iter().find(|holder| holder.controller == controller);
             holder.is_some_and(|holder| match self.stage {
-                Stage::Holding => holder.state == HoldState::Asked,
-                _ => holder.state != HoldState::Ended,
+                Stage::Quiescing => holder.state == QuiesceState::Asked,
+                _ => holder.state != QuiesceState::Ended,
             })
         };
         let is_late = |(member, state): &(GroupMember, SnapshotState)| match self.stage {
@@ -339,16 +340,19 @@ impl Group {
     }
 
     fn release(&mut self, out: Out) {
-        for holder in self.holders.iter_mut().filter(|h| h.state != HoldState::Ended && !h.is_released) {
+        for holder in self.holders.iter_mut().filter(|h| h.state != QuiesceState::Ended && !h.is_released) {
             holder.is_released = true;
-            out.push(GroupEffect::Tell { controller: holder.controller, event: Event::Release { hold: self.hold } });
+            out.push(GroupEffect::Tell {
+                controller: holder.controller,
+                event: Event::Release { quiesce: self.quiesce },
+            });
         }
     }
 
     /// The next step, where everything that it waits for has come.
     fn progress(&mut self, out: Out) {
         match self.stage {
-            Stage::Holding if self.holders.iter().all(|holder| holder.state == HoldState::Held) => {
+            Stage::Quiescing if self.holders.iter().all(|holder| holder.state == QuiesceState::Quiesced) => {
                 self.stage = Stage::Taking;
                 for i in 0..self.members.len() {
                     let (member, _) = &self.members[i];
@@ -361,7 +365,7 @@ impl Group {
                 self.stage = Stage::LettingGo;
                 self.release(out);
             }
-            Stage::LettingGo if self.holders.iter().all(|holder| holder.state == HoldState::Ended) => {
+            Stage::LettingGo if self.holders.iter().all(|holder| holder.state == QuiesceState::Ended) => {
                 (self.stage, self.deadline, self.is_told) = (Stage::Over, None, true);
                 out.push(GroupEffect::Over(GroupEnd::Taken));
             }
@@ -369,13 +373,13 @@ impl Group {
                 self.tell_failure(out);
                 (self.stage, self.deadline) = (Stage::Over, None);
             }
-            Stage::Holding | Stage::Taking | Stage::LettingGo | Stage::Undoing | Stage::Over => {}
+            Stage::Quiescing | Stage::Taking | Stage::LettingGo | Stage::Undoing | Stage::Over => {}
         }
     }
 
     fn is_undone(&self) -> bool {
         let is_settled = |state| matches!(state, SnapshotState::None | SnapshotState::Unknown);
-        let is_ended = |holder: &Holder| holder.state == HoldState::Ended;
+        let is_ended = |holder: &Holder| holder.state == QuiesceState::Ended;
         self.members.iter().all(|(_, state)| is_settled(*state)) && self.holders.iter().all(is_ended)
     }
 
@@ -393,7 +397,7 @@ impl Group {
 mod tests {
     use super::*;
 
-    const HOLD: HoldId = HoldId(7);
+    const QUIESCE: QuiesceId = QuiesceId(7);
 
     struct Driven {
         group: Group,
@@ -411,7 +415,7 @@ mod tests {
                 head: HeadId(i as u32),
                 name: "monday".to_string(),
             };
-            let group = Group::new(HOLD, controllers.iter().enumerate().map(member).collect(), 5);
+            let group = Group::new(QUIESCE, controllers.iter().enumerate().map(member).collect(), 5);
             let (now, out) = (Instant(1_000), Effects::new());
             let mut driven = Driven { group, now, out, told: Vec::new(), end: None };
             driven.handle(GroupEvent::Begin);
@@ -438,7 +442,7 @@ mod tests {
         }
 
         fn hold(&mut self, controllers: &[usize]) {
-            controllers.iter().for_each(|c| self.hear(*c, Notice::Held { hold: HOLD }));
+            controllers.iter().for_each(|c| self.hear(*c, Notice::Quiesced { quiesce: QUIESCE }));
         }
 
         fn snapshot(head: u32) -> Change {
@@ -450,7 +454,7 @@ mod tests {
         }
 
         fn end_hold(&mut self, controller: usize, whole: bool) {
-            self.hear(controller, Notice::HoldEnded { hold: HOLD, whole });
+            self.hear(controller, Notice::QuiesceEnded { quiesce: QUIESCE, whole });
         }
 
         fn dropped(&mut self, controller: usize, head: u32) {
@@ -461,8 +465,8 @@ mod tests {
         /// What was told since this was asked last, in short.
         fn told(&mut self) -> Vec<String> {
             let short = |(controller, event): (usize, Event)| match event {
-                Event::Hold { hold: HOLD, .. } => format!("hold {controller}"),
-                Event::Release { hold: HOLD } => format!("release {controller}"),
+                Event::Quiesce { quiesce: QUIESCE, .. } => format!("hold {controller}"),
+                Event::Release { quiesce: QUIESCE } => format!("release {controller}"),
                 Event::Change(Change::Snapshot { head, .. }) => format!("take {controller}.{}", head.0),
                 Event::Change(Change::DropSnapshot { head, .. }) => format!("drop {controller}.{}", head.0),
                 other => panic!("a group does not tell {other:?}"),
