@@ -6,7 +6,6 @@
 pub mod copy;
 pub mod disk;
 pub mod drive;
-pub mod sharing;
 pub mod features;
 pub mod forward;
 pub mod geometry;

@@ -6,11 +6,11 @@
 //! A record is written in the oldest version that says all of it. In version 1 layers have the numbers of narrow keys,
 //! in version 3 those of wide ones, whatever the volume's are. Version 2 is another header around either.
 
-use crate::family::STORE_EPOCHS;
 use crate::features::Feature;
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
 use crate::packing::StoredLengths;
+use crate::sharing::STORE_EPOCHS;
 use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{
     AssociationId, BlockCrc, Epoch, HeadId, InstanceId, Key, KeyWidth, Lsn, ObjectId, SegmentId, VolumeId,

@@ -1,12 +1,11 @@
 //! The root record of a volume in the metadata store: small, changed only by compare-and-swap, and only on changes of
 //! ownership, ledger rolls, checkpoints that need it, and by the operator (resize, delete).
 
-use crate::sharing::{Dependent, Origin, STORE_EPOCHS, Store};
 use crate::features::{Feature, Features};
 use crate::geometry::Layout;
 use crate::ledger::LedgerRef;
 use crate::record::{Checkpoint, SegmentNo};
-use crate::sharing::{Dependent, Origin};
+use crate::sharing::{Dependent, Origin, STORE_EPOCHS, Store};
 use crate::tier::Tiers;
 use crate::{FormatError, from_postcard, split_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, KeyWidth, Lsn, VolumeId, crc32c};

@@ -6,7 +6,6 @@ use holdfast_base::{
     MediaClass, NodeId, ObjectId, SegmentId, ShardId, VolumeId,
 };
 use holdfast_format::drive::{DriveReport, DriveTrouble};
-use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
@@ -17,6 +16,7 @@ use holdfast_format::record::{
 };
 use holdfast_format::root::Root;
 use holdfast_format::segment::{PackedPayload, SegmentIndex, ShardHeader};
+use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::*;

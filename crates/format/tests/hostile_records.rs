@@ -6,7 +6,6 @@ use holdfast_base::{
     crc32c, seeded_crc32c,
 };
 use holdfast_format::FormatError;
-use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
@@ -17,6 +16,7 @@ use holdfast_format::record::{
 };
 use holdfast_format::root::Root;
 use holdfast_format::segment::{PackedPayload, SegmentIndex, ShardHeader};
+use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use proptest::prelude::*;
 
 const SEGMENT: SegmentNo = SegmentNo { epoch: Epoch(4), counter: 9 };

@@ -435,7 +435,7 @@ impl Controller {
             wants: &mut self.wants,
             care: &mut self.care,
             room: &mut self.room,
-            family: &self.shared,
+            shared: &self.shared,
             handover: &self.handover,
             direct: &self.direct,
             counters: &mut self.counters,

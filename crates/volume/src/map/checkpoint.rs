@@ -104,7 +104,7 @@ pub(crate) struct Around<'a> {
     pub(crate) wants: &'a mut Wants,
     pub(crate) care: &'a mut Care,
     pub(crate) room: &'a mut Room,
-    pub(crate) family: &'a Family,
+    pub(crate) shared: &'a SharedSegments,
     pub(crate) handover: &'a Handover,
     pub(crate) direct: &'a DirectWrites,
     pub(crate) counters: &'a mut Counters,
@@ -473,7 +473,7 @@ impl Checkpointer {
             around.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
             for no in &looked_at {
                 let is_held = around.segments.is_unsettled(*no) || around.care.cleaner.is_victim(*no);
-                if !is_held && !around.family.is_named(around.basis, *no) {
+                if !is_held && !around.shared.is_named(around.basis, *no) {
                     self.condemn(*no, around);
                 }
             }
@@ -650,7 +650,7 @@ pub(super) mod tests {
         peers: Peers,
         care: Care,
         room: Room,
-        family: Family,
+        shared: SharedSegments,
         handover: Handover,
         direct: DirectWrites,
         counters: Counters,
@@ -692,7 +692,7 @@ pub(super) mod tests {
                 wants: &mut self.kept.wants,
                 care: &mut self.care,
                 room: &mut self.room,
-                family: &self.shared,
+                shared: &self.shared,
                 handover: &self.handover,
                 direct: &self.direct,
                 counters: &mut self.counters,
