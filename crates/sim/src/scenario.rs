@@ -271,7 +271,7 @@ impl Cluster {
     /// The runs of a checkpoint are on their way to the nodes.
     pub fn is_checkpointing(&self) -> bool {
         let owner = self.run.world.machine(self.owner()).expect("the owner runs");
-        owner.dump().contains("cluster: Writing(")
+        owner.dump().contains("stage: Writing(")
     }
 
     pub fn until_made(&mut self, member: usize) {
