@@ -138,7 +138,7 @@ pub enum Event {
         id: ActionId,
         outcome: Outcome,
     },
-    /// A command is about to work on the volume: [`Effect::Held`] says when it may.
+    /// A command is about to work on the volume: [`Effect::Granted`] says when it may.
     Hold {
         volume: VolumeId,
         ticket: u64,
@@ -159,7 +159,7 @@ pub enum Effect {
     AskNodes {
         host: String,
     },
-    Held {
+    Granted {
         ticket: u64,
     },
 }
@@ -346,7 +346,7 @@ impl Cluster {
     fn grant_holds(&mut self, out: &mut Effects<Effect>) {
         let (busy, at_once) = (&self.busy, self.config.mutations.holds_at_once());
         for (_, ticket) in self.waiting.extract_if(.., |(volume, _)| at_once || !busy.contains_key(volume)) {
-            out.push(Effect::Held { ticket });
+            out.push(Effect::Granted { ticket });
         }
     }
 

@@ -21,7 +21,7 @@ use std::fmt;
 
 /// What one device holds of a volume.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct OnDevice {
     pub leg: Leg,
     pub promised: Epoch,
     pub ledgers: Vec<LedgerState>,
@@ -42,7 +42,7 @@ pub enum HeldRoot {
 /// What all devices that answered hold, and which of the grid's did not.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    pub volumes: BTreeMap<VolumeId, Vec<Held>>,
+    pub volumes: BTreeMap<VolumeId, Vec<OnDevice>>,
     pub asked: BTreeSet<DeviceId>,
     /// Devices of the grid that did not answer.
     pub unasked: BTreeSet<DeviceId>,
@@ -145,7 +145,7 @@ pub fn recover(
 }
 
 /// The root with the highest epoch and sequence, and why it may not be the newest.
-fn newest(held: &[Held], copied: Option<&Root>) -> Option<(Root, Option<Doubt>)> {
+fn newest(held: &[OnDevice], copied: Option<&Root>) -> Option<(Root, Option<Doubt>)> {
     let copies = held.iter().filter_map(|h| match &h.root {
         HeldRoot::Copy { sequence, root } => Some(((root.epoch, *sequence), h.leg, &**root)),
         HeldRoot::None | HeldRoot::Damaged => None,
@@ -165,7 +165,7 @@ fn newest(held: &[Held], copied: Option<&Root>) -> Option<(Root, Option<Doubt>)>
     Some((root.clone(), doubt_of(root, &on, held)))
 }
 
-fn doubt_of(root: &Root, on: &BTreeSet<Leg>, held: &[Held]) -> Option<Doubt> {
+fn doubt_of(root: &Root, on: &BTreeSet<Leg>, held: &[OnDevice]) -> Option<Doubt> {
     if let Some(damaged) = held.iter().find(|h| matches!(h.root, HeldRoot::Damaged)) {
         return Some(Doubt::Damaged(damaged.leg.device));
     }
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    fn held(n: u32, copy: Option<(u64, Root)>) -> Held {
+    fn held(n: u32, copy: Option<(u64, Root)>) -> OnDevice {
         let promised = copy.as_ref().map_or(Epoch(0), |(_, root)| root.epoch);
         let state = |(_, root): &(u64, Root)| LedgerState {
             ledger: root.open_ledger().expect("open").id,
@@ -253,10 +253,10 @@ mod tests {
         };
         let ledgers = copy.iter().map(state).collect();
         let root = copy.map_or(HeldRoot::None, |(sequence, root)| HeldRoot::Copy { sequence, root: Box::new(root) });
-        Held { leg: leg(n), promised, ledgers, root }
+        OnDevice { leg: leg(n), promised, ledgers, root }
     }
 
-    fn judge(held: Vec<Held>, copied: Option<Root>, unasked: &[u32]) -> Recovered {
+    fn judge(held: Vec<OnDevice>, copied: Option<Root>, unasked: &[u32]) -> Recovered {
         let unasked: BTreeSet<DeviceId> = unasked.iter().map(|n| leg(*n).device).collect();
         let asked = (1..=5).map(|n| leg(n).device).filter(|device| !unasked.contains(device)).collect();
         let volumes = BTreeMap::from([(VOLUME, held)]);
@@ -295,7 +295,7 @@ mod tests {
         let one = vec![held(1, Some((2, new.clone()))), held(2, None)];
         assert_eq!(judge(one, None, &[]).doubt, Some(Doubt::TooFewCopies));
         let mut promised = both();
-        promised.push(Held { promised: Epoch(4), ..held(4, None) });
+        promised.push(OnDevice { promised: Epoch(4), ..held(4, None) });
         let judged = judge(promised, None, &[]);
         assert_eq!(judged.doubt, Some(Doubt::Promised(Epoch(4))));
         let mut later = both();
@@ -303,10 +303,10 @@ mod tests {
         later[2].root = HeldRoot::None;
         assert_eq!(judge(later, None, &[]).doubt, Some(Doubt::LaterLedger));
         let mut damaged = both();
-        damaged.push(Held { root: HeldRoot::Damaged, ..held(4, None) });
+        damaged.push(OnDevice { root: HeldRoot::Damaged, ..held(4, None) });
         assert_eq!(judge(damaged, None, &[]).doubt, Some(Doubt::Damaged(leg(4).device)));
         assert_eq!(judge(vec![held(1, None)], Some(new.clone()), &[]).doubt, Some(Doubt::Gone));
-        let uncopied = Held { root: HeldRoot::None, ..held(1, Some((1, new.clone()))) };
+        let uncopied = OnDevice { root: HeldRoot::None, ..held(1, Some((1, new.clone()))) };
         assert_eq!(judge(vec![uncopied], Some(new.clone()), &[]).doubt, Some(Doubt::NeverCopied));
         assert_eq!(judge(both(), Some(root(9, 0, &[1])), &[]).doubt, Some(Doubt::TooFewCopies));
         let never = Root { epoch: Epoch(0), ledgers: Vec::new(), ..new.clone() };

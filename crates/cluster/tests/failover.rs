@@ -90,7 +90,7 @@ impl Host {
                     self.taken = Some(decode(&value).unwrap());
                 }
                 Effect::Act { action: Action::Read { .. }, .. } => self.reads += 1,
-                Effect::Act { .. } | Effect::Held { .. } => {}
+                Effect::Act { .. } | Effect::Granted { .. } => {}
             }
         }
     }

@@ -30,7 +30,7 @@ pub struct NodeDevice {
 }
 
 /// What the shell hears.
-pub enum Told {
+pub enum DeviceEvent {
     /// The device in this place is open, or why not.
     Opened { place: usize, opened: Result<Device, String> },
     /// Where it was blank and was made this node's.
@@ -48,16 +48,16 @@ pub struct Owner {
 }
 
 /// Opens a device, from a thread of its own.
-pub fn open(owner: Owner, place: usize, path: PathBuf, format_blank: bool, tell: Sender<Told>) -> Result<()> {
+pub fn open(owner: Owner, place: usize, path: PathBuf, format_blank: bool, tell: Sender<DeviceEvent>) -> Result<()> {
     let work = move || {
         let opened = open_now(&owner, &path, format_blank);
         if let Ok((_, Some(device))) = &opened {
             note_formatted(&owner, &path, *device);
             // There is room for one of each kind from each place.
-            let _ = tell.post(Told::Formatted { place, device: *device });
+            let _ = tell.post(DeviceEvent::Formatted { place, device: *device });
         }
         let opened = opened.map(|(device, _)| device).map_err(|error| format!("{error:#}"));
-        let _ = tell.post(Told::Opened { place, opened });
+        let _ = tell.post(DeviceEvent::Opened { place, opened });
     };
     std::thread::Builder::new().name("open".to_string()).spawn(work).context("no thread to open a device")?;
     Ok(())
@@ -93,7 +93,7 @@ pub fn named(dir: &GridDir, node: NodeId) -> Result<Vec<NodeDevice>> {
 }
 
 /// Looks at grid.json now and then, from a thread of its own.
-pub fn watch(dir: PathBuf, node: NodeId, tell: Sender<Told>) -> Result<()> {
+pub fn watch(dir: PathBuf, node: NodeId, tell: Sender<DeviceEvent>) -> Result<()> {
     let dir = GridDir::choose(Some(&dir))?;
     let path = dir.config_path();
     let stamp = move || -> Option<(SystemTime, u64)> {
@@ -110,7 +110,7 @@ pub fn watch(dir: PathBuf, node: NodeId, tell: Sender<Told>) -> Result<()> {
                 && let Ok(devices) = named(&dir, node)
             {
                 (seen, is_first) = (found, false);
-                let _ = tell.post(Told::Devices(devices));
+                let _ = tell.post(DeviceEvent::Devices(devices));
             }
             std::thread::sleep(LOOK_PACE);
         }

@@ -16,7 +16,7 @@ use crate::drives;
 use crate::grid::{certs, renewal, revoked};
 use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT};
 use crate::logger;
-use crate::node_devices::{self, NodeDevice, Owner, Told};
+use crate::node_devices::{self, DeviceEvent, NodeDevice, Owner};
 use crate::node_peers::NodePeers;
 use anyhow::{Result, bail};
 use holdfast_base::time::earliest;
@@ -107,8 +107,8 @@ struct NodeShell {
     drives: Receiver<drives::Heard>,
     tell_drives: Sender<drives::Heard>,
     /// What became of devices that are opened, and which there are.
-    told: Receiver<Told>,
-    tell: Sender<Told>,
+    told: Receiver<DeviceEvent>,
+    tell: Sender<DeviceEvent>,
     owner: Owner,
     /// Places of devices that are still being opened since the start: until none is, or for [`OPENING_MAX`], connections are
     /// accepted but not read, so that a greeting tells of all devices.
@@ -270,17 +270,17 @@ impl NodeShell {
         }
     }
 
-    fn on_told(&mut self, told: Told, io: &mut Io) {
+    fn on_device_event(&mut self, told: DeviceEvent, io: &mut Io) {
         match told {
-            Told::Opened { place, opened: Ok(device) } => self.on_opened(place, device, io),
-            Told::Opened { place, opened: Err(why) } => {
+            DeviceEvent::Opened { place, opened: Ok(device) } => self.on_opened(place, device, io),
+            DeviceEvent::Opened { place, opened: Err(why) } => {
                 self.local.push_back(store::Event::NotOpened { slot: store::DeviceSlot(place), why });
             }
-            Told::Formatted { place, device } => {
+            DeviceEvent::Formatted { place, device } => {
                 let path = self.disks[place].path.display();
                 logger::info(format_args!("{path} was blank, and is device {device} of this node now"));
             }
-            Told::Devices(devices) => self.reconcile(&devices),
+            DeviceEvent::Devices(devices) => self.reconcile(&devices),
         }
     }
 
@@ -328,7 +328,8 @@ impl NodeShell {
 
     fn handle_local(&mut self, now: Instant, io: &mut Io) {
         loop {
-            let told = self.node_peers.answers.pop_front().map(|(token, answer)| store::Event::Told { token, answer });
+            let told =
+                self.node_peers.answers.pop_front().map(|(token, answer)| store::Event::PeerAnswered { token, answer });
             let Some(event) = told.or_else(|| self.local.pop_front()) else { return };
             self.handle(now, event, io);
         }
@@ -575,7 +576,7 @@ impl App for NodeShell {
             Event::Wake => {
                 self.cut_revoked(now, io);
                 for told in self.told.drain() {
-                    self.on_told(told, io);
+                    self.on_device_event(told, io);
                 }
                 for (place, report) in self.drives.drain() {
                     self.handle(now, store::Event::Drive { slot: store::DeviceSlot(place), report }, io);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use support::{Grid, Held, etcd, free_ports, needs, text, until};
+use support::{Grid, HungWrite, etcd, free_ports, needs, text, until};
 
 /// NBD's number for a write that is not permitted.
 const EPERM: u32 = 1;
@@ -58,7 +58,7 @@ fn a_second_client_may_read_and_writes_when_the_first_has_ended() {
     let paths = || vec![Guest::connect(&grid, "v1"), Guest::connect_tcp([127, 0, 0, 1], tcp, "v1")];
     let (first, mut second) = (Busy::begin(paths()), other(2));
     let mut copy = begin_copy(&grid);
-    let held = Held::begin(&grid, "v1");
+    let held = HungWrite::begin(&grid, "v1");
     assert_eq!(second.read(0), Ok(1));
     assert_eq!(second.write(0, 2), EPERM);
     for command in [nbd::Command::Trim, nbd::Command::WriteZeroes] {
@@ -139,12 +139,12 @@ fn a_client_of_another_host_is_another_one_and_the_right_goes_with_the_volume() 
         (Guest::connect_tcp([127, 0, 0, 2], at_b, "v1"), Guest::connect_tcp([127, 0, 0, 3], at_b, "v1"));
     // Two ways of one client, by two hosts; and another client by each of these.
     let busy = Busy::begin(vec![Guest::connect(&a, "v1"), Guest::connect(&b, "v1")]);
-    let held = Held::begin(&a, "v1");
+    let held = HungWrite::begin(&a, "v1");
     assert_eq!((first.read(0), first.write(0, 2)), (Ok(1), EPERM));
     assert!(a.json("volume show v1")["refused_writer"].as_str().unwrap().contains("127.0.0.2"));
     a.ok("volume handover v1 --to b");
     held.answered();
-    let held = Held::begin(&b, "v1");
+    let held = HungWrite::begin(&b, "v1");
     assert_eq!(second.write(0, 2), EPERM, "who wrote before goes on");
     held.end();
     let mut former = busy.end();

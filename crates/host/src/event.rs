@@ -367,7 +367,7 @@ pub enum FilterOutcome {
     TooMany,
     NoSuch,
     /// It is the volume's limit, which is set and taken away as such.
-    Kept,
+    IsLimit,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

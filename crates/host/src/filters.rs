@@ -131,7 +131,7 @@ impl Host {
             #[cfg(feature = "simulated")]
             self.observed.note(Observation::Caught { requests: stack.held() });
             info(out, format!("volume {}: its filters ({count}) are drained, and gone", volume.name));
-            volume.kept.remove(&head);
+            volume.applied_limits.remove(&head);
             self.drive_filters(now, at, head, StackEvent::Drain, out);
         }
     }
@@ -139,7 +139,7 @@ impl Host {
     /// The controller is gone: what filters hold has its origins among the requests under way, as all has.
     pub(crate) fn give_up_filters(&mut self, at: Token) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        volume.kept.clear();
+        volume.applied_limits.clear();
         let filters = std::mem::take(&mut volume.filters);
         #[cfg(feature = "simulated")]
         for (_, stack) in &filters {
@@ -160,7 +160,7 @@ impl Host {
             }
             FilterChange::Remove(id) => {
                 if id.is_some_and(|id| volume.is_limit(head, id)) {
-                    return FilterOutcome::Kept;
+                    return FilterOutcome::IsLimit;
                 }
                 let stands: Vec<FilterId> = volume.stack(head).map_or(Vec::new(), Stack::standing);
                 let asked = |of: &FilterId| id.is_none_or(|id| id == *of) && !volume.is_limit(head, *of);

@@ -17,13 +17,13 @@ pub type Limits = BTreeMap<VolumeId, String>;
 
 /// What was last seen to of a volume or clone: its limit as it was told, if any, and the filter, where the words make one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct AppliedLimit {
     id: VolumeId,
     words: Option<String>,
     filter: Option<FilterId>,
 }
 
-impl Kept {
+impl AppliedLimit {
     pub fn filter(&self) -> Option<FilterId> {
         self.filter
     }
@@ -63,13 +63,13 @@ impl Host {
     pub(crate) fn keep_to_limit(&mut self, now: Instant, at: Token, head: HeadId, out: Out) {
         let Some(volume) = self.volumes.table.get_mut(at).filter(|volume| volume.serves()) else { return };
         let limits = &self.volumes.limits;
-        let kept = volume.kept.get(&head);
-        if kept.is_some_and(|kept| kept.words.as_ref() == limits.get(&kept.id)) {
+        let applied = volume.applied_limits.get(&head);
+        if applied.is_some_and(|applied| applied.words.as_ref() == limits.get(&applied.id)) {
             return;
         }
-        let Some(id) = kept.map(|kept| kept.id).or_else(|| volume.id_of(head)) else { return };
+        let Some(id) = applied.map(|applied| applied.id).or_else(|| volume.id_of(head)) else { return };
         let words = limits.get(&id).cloned();
-        if let Some(Kept { filter: Some(former), .. }) = volume.kept.remove(&head) {
+        if let Some(AppliedLimit { filter: Some(former), .. }) = volume.applied_limits.remove(&head) {
             self.drive_filters(now, at, head, StackEvent::Remove(former), out);
         }
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
@@ -84,7 +84,7 @@ impl Host {
                 None
             }
         };
-        volume.kept.insert(head, Kept { id, words, filter });
+        volume.applied_limits.insert(head, AppliedLimit { id, words, filter });
     }
 }
 

@@ -223,7 +223,7 @@ impl Host {
                 out.push(Effect::Peer(PeerEffect::Ask { peer, token, ask, payload }));
             }
             IngressEffect::Reconnect { peer } => out.push(Effect::Peer(PeerEffect::Reconnect { peer })),
-            IngressEffect::Told { ticket, answer } => {
+            IngressEffect::Answered { ticket, answer } => {
                 if let Some(ticket) = self.forward.questions.remove(Token(ticket)) {
                     out.push(Effect::Done { ticket, outcome: Outcome::Yielded(answer) });
                 }

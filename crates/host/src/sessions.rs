@@ -65,11 +65,11 @@ pub enum DeniedKind {
 
 /// Requests of a session that has not begun, in the order of their coming.
 #[derive(Default)]
-enum Held {
+enum Backlog {
     #[default]
     Nothing,
     Arriving(Vec<Asked>),
-    Behind(Vec<Asked>),
+    AtBarrier(Vec<Asked>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,7 +86,7 @@ pub(crate) struct Session {
     /// The volume that the export is of.
     of: VolumeId,
     is_forwarded: bool,
-    held: Held,
+    backlog: Backlog,
     /// Where the volume is served here.
     bound: Option<Bound>,
     /// When its last write was answered.
@@ -189,7 +189,7 @@ impl Host {
             export: export.to_string(),
             of,
             is_forwarded: false,
-            held: Held::Nothing,
+            backlog: Backlog::Nothing,
             bound: Some(bound),
             wrote_at: None,
             opened_at: self.now,
@@ -197,7 +197,7 @@ impl Host {
         let volume = self.volumes.table.get_mut(bound.at).expect("just found");
         volume.add_session(bound.head);
         if volume.requests.waits(Barrier::Session(session)) {
-            self.sessions.get_mut(session).expect("just put").held = Held::Behind(Vec::new());
+            self.sessions.get_mut(session).expect("just put").backlog = Backlog::AtBarrier(Vec::new());
         }
         self.open_writer((bound.at, bound.target), SessionId::Own(session), association, (None, false));
         session
@@ -211,7 +211,7 @@ impl Host {
             export: export.to_string(),
             of,
             is_forwarded: true,
-            held: Held::Arriving(Vec::new()),
+            backlog: Backlog::Arriving(Vec::new()),
             bound: None,
             wrote_at: None,
             opened_at: self.now,
@@ -263,9 +263,9 @@ impl Host {
         let since = self.forward.since(now);
         let Some(of) = self.sessions.get_mut(session) else { return };
         let asked = (request, since.max(of.opened_at));
-        match &mut of.held {
-            Held::Arriving(requests) | Held::Behind(requests) => requests.push(asked),
-            Held::Nothing => self.submit(now, session, asked, out),
+        match &mut of.backlog {
+            Backlog::Arriving(requests) | Backlog::AtBarrier(requests) => requests.push(asked),
+            Backlog::Nothing => self.submit(now, session, asked, out),
         }
     }
 
@@ -337,7 +337,7 @@ impl Host {
     pub(crate) fn on_session_clear(&mut self, now: Instant, session: Token, out: Out) {
         let Some(of) = self.sessions.get_mut(session) else { return };
         let opened_at = of.opened_at;
-        if let Held::Behind(requests) = std::mem::take(&mut of.held) {
+        if let Backlog::AtBarrier(requests) = std::mem::take(&mut of.backlog) {
             for (request, since) in requests {
                 self.submit(now, session, (request, since.max(opened_at)), out);
             }
@@ -348,7 +348,7 @@ impl Host {
 
     /// Others have passed on what they had; what was asked here before is waited for, too.
     pub(crate) fn admit_forwarded(&mut self, session: Token, out: Out) {
-        let Some(of) = self.sessions.get(session).filter(|s| matches!(s.held, Held::Arriving(_))) else { return };
+        let Some(of) = self.sessions.get(session).filter(|s| matches!(s.backlog, Backlog::Arriving(_))) else { return };
         let at = self.volumes.find_id(of.of);
         let open = at.and_then(|at| self.volumes.table.get_mut(at));
         if !open.is_some_and(|volume| volume.requests.waits(Barrier::Forwarded(session))) {
@@ -358,7 +358,7 @@ impl Host {
 
     pub(crate) fn begin_forwarded(&mut self, session: Token, out: Out) {
         let Some(of) = self.sessions.get_mut(session) else { return };
-        let Held::Arriving(requests) = std::mem::take(&mut of.held) else { return };
+        let Backlog::Arriving(requests) = std::mem::take(&mut of.backlog) else { return };
         let (volume, export) = (of.of, of.export.clone());
         if !self.forward.is_offered(volume) {
             // Meanwhile only one host has it; the client may find out which.

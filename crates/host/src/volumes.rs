@@ -5,7 +5,7 @@
 
 use crate::access::Lists;
 use crate::event::OpenSpec;
-use crate::limits::{Kept, Limits};
+use crate::limits::{AppliedLimit, Limits};
 use crate::requests::{Origin, Requests};
 use crate::reservation::ReservedVolume;
 use crate::write_gate::HeldChange;
@@ -63,7 +63,7 @@ pub struct Volume {
     /// Before heads that have any: what is asked of them goes by these.
     pub(crate) filters: Vec<(HeadId, Stack)>,
     /// Which of them are limits that the records tell of, and heads without one.
-    pub(crate) kept: BTreeMap<HeadId, Kept>,
+    pub(crate) applied_limits: BTreeMap<HeadId, AppliedLimit>,
     /// Who may write to which head, and what waits for that.
     pub(crate) writers: BTreeMap<HeadId, Writers>,
     pub(crate) held: Slab<HeldChange>,
@@ -207,7 +207,7 @@ impl Volumes {
             exported,
             receiver: None,
             filters: Vec::new(),
-            kept: BTreeMap::new(),
+            applied_limits: BTreeMap::new(),
             writers: BTreeMap::new(),
             held: Slab::new(REQUESTS_MAX),
             shared: self.shared.contains(&spec.volume),
@@ -243,7 +243,7 @@ impl Volumes {
         }
         // Filters before a clone that is gone follow it, when they hold nothing.
         volume.filters.retain(|(head, stack)| there.contains(head) || stack.in_flight() > 0);
-        volume.kept.retain(|head, _| there.contains(head));
+        volume.applied_limits.retain(|head, _| there.contains(head));
         volume.writers.retain(|head, writers| there.contains(head) || !writers.is_idle());
     }
 
@@ -388,7 +388,7 @@ impl Volume {
 
     /// Whether a filter is the limit that the records tell of.
     pub fn is_limit(&self, head: HeadId, filter: FilterId) -> bool {
-        self.kept.get(&head).is_some_and(|kept| kept.filter() == Some(filter))
+        self.applied_limits.get(&head).is_some_and(|applied| applied.filter() == Some(filter))
     }
 }
 

@@ -40,7 +40,7 @@ use holdfast_store as store;
 use holdfast_volume::{Effect as VolumeEffect, State, Target};
 use machine::HostMachine;
 use operator::{NAME, Operator, PRELOAD, PREPARE, VOLUME, YIELD};
-use planned::Told;
+use planned::HostReport;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -267,7 +267,7 @@ pub struct MultiHost {
     volumes: Vec<Served>,
     operator: Operator,
     /// For control planes, which decide in the operator's place.
-    told: Option<VecDeque<Told>>,
+    told: Option<VecDeque<HostReport>>,
     /// A node that hangs, and until when.
     node_back: Option<(Instant, usize)>,
     next_link: u64,
@@ -459,15 +459,15 @@ impl MultiHost {
             Effect::Peer(effect) => self.on_peer_effect(host, effect),
             Effect::Done { ticket, outcome } if self.told.is_some() => {
                 if ticket != OTHER {
-                    self.tell_planes(Told::Done { host, ticket, outcome });
+                    self.tell_planes(HostReport::Done { host, ticket, outcome });
                 }
             }
             Effect::Done { ticket: PREPARE, outcome: Outcome::Was(true) } => self.on_prepared(),
             Effect::Done { ticket: PRELOAD, outcome } => self.on_preload(host, outcome.preload()),
-            Effect::Done { ticket: YIELD, .. } => self.on_told(host),
+            Effect::Done { ticket: YIELD, .. } => self.on_yielded(host),
             Effect::Changed { volume } => {
                 self.trace(&[45, host as u64], || format!("h{host} does otherwise"));
-                self.tell_planes(Told::Changed { host, volume });
+                self.tell_planes(HostReport::Changed { host, volume });
             }
             Effect::Log { text, .. } => self.trace(&[46, host as u64], || format!("h{host}: {text}")),
             Effect::Done { .. } | Effect::News { .. } => {}
@@ -535,7 +535,7 @@ impl MultiHost {
     fn on_output(&mut self, output: Output) {
         match output {
             Output::Wake(WAKE) => self.on_time(),
-            Output::Meta { at, token, request } => self.tell_planes(Told::Meta { at, token, request }),
+            Output::Meta { at, token, request } => self.tell_planes(HostReport::Meta { at, token, request }),
             _ => {}
         }
     }

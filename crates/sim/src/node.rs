@@ -27,7 +27,7 @@ enum Input {
         request: Request,
     },
     /// Another node has answered.
-    Told {
+    PeerAnswered {
         token: store::AskToken,
         answer: Option<(Reply, Buf)>,
     },
@@ -214,7 +214,7 @@ impl<M: Machine> World<M> {
                 let (size_bytes, media) = (disk.size_bytes(), disk.media);
                 store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes, media, is_direct: true }
             }
-            Input::Told { token, answer } => store::Event::Told { token, answer },
+            Input::PeerAnswered { token, answer } => store::Event::PeerAnswered { token, answer },
             Input::Asked { ask, request } => {
                 let peer = store::PeerId(ASK_PEERS + ask);
                 self.witness.on_request(peer, 0, &request, &[]);
@@ -357,7 +357,7 @@ impl<M: Machine> World<M> {
                         let reply = answer.as_ref().map(|(reply, payload)| (reply, payload.len()));
                         format!("n{} tells n{}: {reply:?}", to + 1, from + 1)
                     });
-                    self.node_input(from, Input::Told { token, answer });
+                    self.node_input(from, Input::PeerAnswered { token, answer });
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 use crate::swarm::Run;
 use holdfast_base::{BLOCK_BYTES, Buf, DeviceId, Epoch, VolumeId};
-use holdfast_cluster::recover::{Evidence, Held, HeldRoot, recover};
+use holdfast_cluster::recover::{Evidence, HeldRoot, OnDevice, recover};
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
 use holdfast_format::root::{ROOT_PREFIX, Root, root_key};
@@ -159,6 +159,6 @@ impl Run {
 impl Recovery {
     fn note(&mut self, leg: Leg, held: HeldVolume, root: HeldRoot) {
         let HeldVolume { volume, promised, ledgers, .. } = held;
-        self.evidence.volumes.entry(volume).or_default().push(Held { leg, promised, ledgers, root });
+        self.evidence.volumes.entry(volume).or_default().push(OnDevice { leg, promised, ledgers, root });
     }
 }

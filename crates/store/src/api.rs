@@ -166,7 +166,7 @@ pub enum Event {
         result: Result<Buf, DiskError>,
     },
     /// What another node has answered; `None` where it can't be reached, or the connection was lost on the way.
-    Told {
+    PeerAnswered {
         token: AskToken,
         answer: Option<(Reply, Buf)>,
     },

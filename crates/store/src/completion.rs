@@ -301,7 +301,7 @@ fn add_clients(record: &Queued, clients: &mut Vec<Client>) {
 }
 
 /// The deliberate mistake of [`crate::Mutations::blank_says_dont_have`]: sound and empty is told of every ledger that the
-/// asker may think of.
+/// requester may think of.
 fn pretend_to_hold(ledgers: &mut Vec<LedgerState>, epoch: Epoch) {
     ledgers.iter_mut().for_each(|l| l.sound = true);
     for e in epoch.0.saturating_sub(16)..epoch.0 {

@@ -78,7 +78,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 /// What the node is to hear of a completion.
-pub(crate) enum Told {
+pub(crate) enum Completed {
     Nothing,
     /// Which device this is.
     Id(DeviceId),
@@ -214,23 +214,25 @@ impl Device {
     }
 
     /// A disk operation is done.
-    pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Told {
+    pub fn on_disk(&mut self, around: &mut Surroundings, token: Token, result: Result<Buf, DiskError>) -> Completed {
         if result == Err(DiskError::Io) && self.wants_again(around, token) {
-            return Told::Nothing;
+            return Completed::Nothing;
         }
         // All operations of a life end before the next one begins; a mutation forgets them.
-        let Some(Started { io, kind, at, .. }) = self.queue.on_done(token, around.out) else { return Told::Nothing };
+        let Some(Started { io, kind, at, .. }) = self.queue.on_done(token, around.out) else {
+            return Completed::Nothing;
+        };
         if let State::Out(_) = self.state {
             // Whoever waited for it is answered already.
             self.go_on(around);
-            return Told::Nothing;
+            return Completed::Nothing;
         }
         self.meter.on_done(around.now, kind, at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         let outcome = match (&mut self.state, io) {
             (State::Out(_), _) => unreachable!("seen above"),
-            (_, Io::CachedRead { ticket, part }) => return Told::CachedRead { ticket, part, result },
-            (_, Io::CachedWrite { ticket }) => return Told::CachedWrite { ticket, result },
+            (_, Io::CachedRead { ticket, part }) => return Completed::CachedRead { ticket, part, result },
+            (_, Io::CachedWrite { ticket }) => return Completed::CachedWrite { ticket, result },
             (State::Opening(opening), Io::Opening { step }) => opening.on_disk(&mut ctx, step, result),
             (State::Opening(_), io) => unreachable!("an opening device does nothing else: {io:?}"),
             (State::Serving(serving), io) => {
@@ -246,19 +248,19 @@ impl Device {
             }
         };
         match outcome {
-            Ok(Progress::Going) => Told::Nothing,
+            Ok(Progress::Going) => Completed::Nothing,
             Ok(Progress::Identified) => {
                 let State::Opening(opening) = &self.state else { unreachable!("only an opening identifies") };
                 self.id = opening.superblock().map(|s| s.device);
-                self.id.map_or(Told::Nothing, Told::Id)
+                self.id.map_or(Completed::Nothing, Completed::Id)
             }
             Ok(Progress::Done(serving)) => {
                 self.serve(serving, around);
-                Told::Nothing
+                Completed::Nothing
             }
             Err(reason) => {
                 self.fail(reason, around);
-                Told::Nothing
+                Completed::Nothing
             }
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! What lies close together is read in one piece: a log of small entries would otherwise take as many operations as it has.
 //!
-//! Limits: [`ENTRIES_MAX`] entries a reply; the asker goes on where the last one ended. Units with reads in flight are not
-//! given up. Faults: an entry that can't be read, or does not match its checksums, is told as damaged, never left out. Where
-//! a piece can't be read, each of its entries is read alone.
+//! Limits: [`ENTRIES_MAX`] entries a reply; the requester goes on where the last one ended. Units with reads in flight
+//! are not given up. Faults: an entry that can't be read, or does not match its checksums, is told as damaged, never
+//! left out. Where a piece can't be read, each of its entries is read alone.
 
 use crate::io::{Client, Ctx, IO_RESERVE, Io};
 use crate::journal::units::Units;

@@ -21,7 +21,7 @@
 
 use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, NodeConfig, Notice};
 use crate::cache::{Asked, Fresh, ReadCache};
-use crate::device::{Device, Opened, Surroundings, Told};
+use crate::device::{Completed, Device, Opened, Surroundings};
 use crate::hosts::Hosts;
 use crate::io::{Client, DEVICES_MAX, split_token};
 use crate::peer_rebuild::PeerRebuilds;
@@ -61,7 +61,7 @@ impl Node {
                 self.on_request(now, Client { peer, token }, request, payload, out);
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
-            Event::Told { token, answer } => self.on_told(now, token, answer, out),
+            Event::PeerAnswered { token, answer } => self.on_peer_answered(now, token, answer, out),
             Event::Tick => {
                 self.end_late_rebuilds(now, out);
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
@@ -252,16 +252,16 @@ impl Node {
         let before = device.standing();
         let told = device.on_disk(&mut around, token, result);
         match told {
-            Told::Nothing => {}
-            Told::Id(id) if self.slots.iter().any(|(known, other)| *known == id && *other != slot) => {
+            Completed::Nothing => {}
+            Completed::Id(id) if self.slots.iter().any(|(known, other)| *known == id && *other != slot) => {
                 device.fail_as_twice(&mut around);
             }
-            Told::Id(id) => {
+            Completed::Id(id) => {
                 self.slots.retain(|(_, known)| *known != slot);
                 self.slots.push((id, slot));
             }
-            Told::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
-            Told::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
+            Completed::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
+            Completed::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
         }
         if self.devices.get(&slot).is_some_and(|device| device.standing() != before) {
             self.look_at_roles(now, out);

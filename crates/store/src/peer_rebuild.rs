@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Another node has answered, or never will.
-    pub(crate) fn on_told(
+    pub(crate) fn on_peer_answered(
         &mut self,
         now: Instant,
         token: AskToken,

@@ -96,7 +96,7 @@ impl Segment {
 
 fn tell(rig: &mut Rig, token: AskToken, blocks: u32, bytes: &[u8]) {
     let answer = Some((Reply::Shard { blocks }, Buf::copy_from(bytes)));
-    rig.event(Event::Told { token, answer });
+    rig.event(Event::PeerAnswered { token, answer });
 }
 
 fn answer(rig: &mut Rig, token: u64) -> Reply {
@@ -142,7 +142,7 @@ fn a_source_that_is_refused_lost_or_cut_short_ends_it() {
         let mut rig = Rig::small(41);
         let token = segment.order(&mut rig, 0, 1, &[1, 2]);
         let first = rig.asks.remove(0).1;
-        rig.event(Event::Told { token: first, answer: answers });
+        rig.event(Event::PeerAnswered { token: first, answer: answers });
         assert_eq!(answer(&mut rig, token), Reply::Refused(Refusal::Busy));
         // What comes later finds nothing, and nothing was put.
         segment.tell_all(&mut rig);

@@ -64,7 +64,7 @@ pub fn run_status(args: &StatusArgs, dir: &GridDir, json: bool) -> Result<ExitCo
             print("\x1b[H\x1b[2J")?;
         }
         match json {
-            true => print_json(&Told { status: &sample.status, findings: &findings, rates })?,
+            true => print_json(&StatusReport { status: &sample.status, findings: &findings, rates })?,
             false => print_status(&sample.status, &findings, rates.as_ref())?,
         }
         let Some(seconds) = args.watch else { return Ok(exit_code(&findings)) };
@@ -76,7 +76,7 @@ pub fn run_status(args: &StatusArgs, dir: &GridDir, json: bool) -> Result<ExitCo
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct StatusReport<'a> {
     #[serde(flatten)]
     status: &'a GridStatus,
     /// What is not well, the worst first.

@@ -24,7 +24,7 @@ use std::path::Path;
 const OF_THE_STORE: [&str; 3] = [GRID_KEY, IMPORTING_KEY, BEAT_KEY];
 
 /// By key.
-pub type Held = BTreeMap<String, Vec<u8>>;
+pub type Records = BTreeMap<String, Vec<u8>>;
 
 pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -43,7 +43,7 @@ pub struct Imported {
 }
 
 /// As a file of `holdfast meta export`.
-pub fn file_of(grid: &str, records: &Held, while_running: bool) -> MetadataFile {
+pub fn file_of(grid: &str, records: &Records, while_running: bool) -> MetadataFile {
     MetadataFile {
         version: MetadataFile::VERSION,
         grid: grid.to_string(),
@@ -54,11 +54,11 @@ pub fn file_of(grid: &str, records: &Held, while_running: bool) -> MetadataFile 
 }
 
 /// What a file holds.
-pub fn records_of(file: &MetadataFile) -> Result<Held> {
+pub fn records_of(file: &MetadataFile) -> Result<Records> {
     let value = |(key, hex): (&String, &String)| {
         Ok((key.clone(), from_hex(hex).with_context(|| format!("record {key} is damaged"))?))
     };
-    let mut records: Held = file.records.iter().map(value).collect::<Result<_>>()?;
+    let mut records: Records = file.records.iter().map(value).collect::<Result<_>>()?;
     if checksum(&records) != file.crc32c {
         refuse!(Code::Invalid, "its checksum is wrong: it was changed or damaged");
     }
@@ -105,7 +105,7 @@ fn list(meta: &Meta) -> Result<BTreeMap<String, Record>> {
 }
 
 /// What the grid's store holds, as of one moment, apart from what ends with a host.
-pub fn held(meta: &Meta) -> Result<Held> {
+pub fn all_records(meta: &Meta) -> Result<Records> {
     Ok(list(meta)?.into_iter().map(|(key, record)| (key, record.value)).collect())
 }
 
@@ -117,7 +117,7 @@ pub fn export(dir: &GridDir, to: Option<&Path>) -> Result<usize> {
     } else {
         let meta = meta::open(dir, &config)?;
         let is_at_work = check_no_hosts(&meta, &config.meta).is_err();
-        file_of(&config.grid, &held(&meta)?, is_at_work)
+        file_of(&config.grid, &all_records(&meta)?, is_at_work)
     };
     let records = records_of(&file)?;
     let mut text = serde_json::to_string_pretty(&file).expect("it encodes");

@@ -10,14 +10,14 @@
 use super::certs::{Certificates, now_s};
 use super::copies::{self, Way};
 use super::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
-use super::metadata::{self, Held as Records, check_no_hosts, check_stopped, fill, from_hex, held, to_hex};
+use super::metadata::{self, Records, all_records, check_no_hosts, check_stopped, fill, from_hex, to_hex};
 use super::node_client::NodeClient;
 use super::revoked;
 use crate::host::meta::{self, GRID_KEY, IMPORTING_KEY, Meta};
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_base::{DeviceId, VolumeId};
-use holdfast_cluster::recover::{Evidence, Held, HeldRoot, Mutations, Recovered, recover};
+use holdfast_cluster::recover::{Evidence, HeldRoot, Mutations, OnDevice, Recovered, recover};
 use holdfast_format::copy;
 use holdfast_format::ledger::Leg;
 use holdfast_format::meta::{
@@ -154,7 +154,7 @@ fn recover_from(
     };
     if let Some(meta) = store(dir, config, wanted)?.filter(|_| wanted.yes) {
         fill(&meta, &records, true).with_context(|| format!("metadata store {}", config.meta))?;
-        if held(&meta)? != records {
+        if all_records(&meta)? != records {
             refuse!(
                 Code::Changed,
                 "{} changed while it was being filled: does a host use it? Stop all hosts, then try again",
@@ -184,7 +184,7 @@ fn store(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<Option<M
     super::etcd::settle(dir, config)?;
     let meta = meta::connect(dir, config)?;
     check_no_hosts(&meta, &config.meta)?;
-    let is_whole = meta.get(IMPORTING_KEY)?.is_none() && !held(&meta)?.is_empty();
+    let is_whole = meta.get(IMPORTING_KEY)?.is_none() && !all_records(&meta)?.is_empty();
     if is_whole && (is_file || meta.get(GRID_KEY)?.is_some()) && !wanted.replace {
         refuse!(
             Code::State,
@@ -326,7 +326,7 @@ impl Survey {
     }
 }
 
-fn held_on(client: &mut NodeClient, device: DeviceId) -> Result<Vec<(VolumeId, Held)>> {
+fn held_on(client: &mut NodeClient, device: DeviceId) -> Result<Vec<(VolumeId, OnDevice)>> {
     let leg = Leg { node: client.node, device };
     let mut all = Vec::new();
     for held in client.volumes(device)? {
@@ -341,7 +341,7 @@ fn held_on(client: &mut NodeClient, device: DeviceId) -> Result<Vec<(VolumeId, H
                 read.map_or(HeldRoot::Damaged, |root| HeldRoot::Copy { sequence: found.sequence, root: Box::new(root) })
             }
         };
-        all.push((held.volume, Held { leg, promised: held.promised, ledgers: held.ledgers, root }));
+        all.push((held.volume, OnDevice { leg, promised: held.promised, ledgers: held.ledgers, root }));
     }
     Ok(all)
 }
@@ -493,7 +493,7 @@ fn accept_later(dir: &GridDir, config: &GridConfig, wanted: &Wanted) -> Result<O
         return Ok(None);
     }
     let Ok(meta) = meta::open(dir, config) else { return Ok(None) };
-    let mut records = held(&meta)?;
+    let mut records = all_records(&meta)?;
     let found: Vec<FoundRecord> = records
         .iter()
         .filter(|(key, _)| key.starts_with(FOUND_PREFIX))

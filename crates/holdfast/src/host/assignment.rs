@@ -183,7 +183,7 @@ fn run(
                         tasks.push(Task::Act { id, action, planned_by });
                     }
                     Effect::AskNodes { host } => tasks.push(Task::AskNodes { host }),
-                    Effect::Held { ticket } => held.push(ticket),
+                    Effect::Granted { ticket } => held.push(ticket),
                 }
             }
         });

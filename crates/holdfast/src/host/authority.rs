@@ -16,7 +16,7 @@
 
 use super::control::ControlPlane;
 use super::errands::Errand;
-use super::signer::Kept;
+use super::signer::AuthorityCopy;
 use crate::logger;
 use anyhow::{Context, Result};
 use base64::Engine;
@@ -62,7 +62,7 @@ impl ControlPlane {
     /// Gives the key to another machine that is up.
     pub(super) fn give_authority(&self, to: &str) -> Result<()> {
         let certificates = &self.revocations.certificates;
-        let kept = Kept::read(certificates)?;
+        let kept = AuthorityCopy::read(certificates)?;
         let there = self.hosts_there();
         if to == self.catalog.host() {
             refuse!(Code::State, "this machine has the key of the grid's authority already");
@@ -128,7 +128,7 @@ impl ControlPlane {
     }
 
     fn take_authority(&self, message: &[u8]) -> Result<()> {
-        let kept: Kept = serde_json::from_slice(message).context("it is no key")?;
+        let kept: AuthorityCopy = serde_json::from_slice(message).context("it is no key")?;
         kept.take(&self.revocations.certificates)?;
         logger::info(format_args!("this machine has the key of the grid's authority from here on, and signs"));
         self.note_certificates(&self.dir.load()?)

@@ -134,7 +134,7 @@ pub(super) struct ControlPlane {
 
 /// What the records tell beside volumes.
 #[derive(Default)]
-struct Told {
+struct CatalogReport {
     /// Names of the volumes whose space is being returned.
     deleting: Vec<String>,
     trash: Vec<TrashInfo>,
@@ -383,7 +383,8 @@ impl ControlPlane {
             Request::GridReload => self.reload().map(|()| Response::Done),
             Request::TlsRevoke { list } => self.revoke(&list).map(|()| Response::Done),
             Request::Metadata => {
-                let file = metadata::held(&self.meta).map(|held| metadata::file_of(&self.config().grid, &held, true));
+                let file =
+                    metadata::all_records(&self.meta).map(|held| metadata::file_of(&self.config().grid, &held, true));
                 file.map(|file| Response::Metadata { file: Box::new(file) })
             }
             Request::Tasks => self.all_tasks(),
@@ -508,10 +509,10 @@ impl ControlPlane {
         let own = process::own_stats().unwrap_or_default();
         let mut volumes = live.volumes;
         // Who only wants to know how things stand does not wait for the store: records are told as they are known.
-        let told = self.told_by_catalog(&mut volumes);
+        let told = self.report_of_catalog(&mut volumes);
         let metadata_trouble =
             self.store_trouble().or(told.as_ref().err().map(|error| format!("out of reach now: {error:#}")));
-        let Told { deleting, unreadable, trash } = told.unwrap_or_default();
+        let CatalogReport { deleting, unreadable, trash } = told.unwrap_or_default();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(HostStatus {
             grid: config.grid,
@@ -535,7 +536,7 @@ impl ControlPlane {
     }
 
     /// Adds volumes that are not open here, and takes those away that are in the trash.
-    fn told_by_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<Told> {
+    fn report_of_catalog(&self, volumes: &mut Vec<VolumeInfo>) -> Result<CatalogReport> {
         let deleting = self.catalog.deleting()?.into_iter().map(|r| r.name).collect();
         let (lists, limits) = (self.catalog.clients()?, self.catalog.limits()?);
         let (trash, more) = self.trash_of(volumes)?;
@@ -555,7 +556,7 @@ impl ControlPlane {
                 }
             }
         }
-        Ok(Told { deleting, trash, unreadable })
+        Ok(CatalogReport { deleting, trash, unreadable })
     }
 
     fn list(&self) -> Result<Vec<VolumeInfo>> {

@@ -8,7 +8,7 @@
 
 use super::control::ControlPlane;
 use crate::grid::copies::{Copy, Places, Way, Written};
-use crate::grid::metadata::{self, Held};
+use crate::grid::metadata::{self, Records};
 use crate::logger;
 use anyhow::Result;
 use holdfast_api::{Code, refuse};
@@ -18,7 +18,7 @@ use std::sync::PoisonError;
 
 /// Whether a key of a volume is there as it was wrapped before it was wrapped anew: whoever has the former key could still open
 /// it.
-fn has_former_key(older: &Held, held: &Held) -> bool {
+fn has_former_key(older: &Records, held: &Records) -> bool {
     let keys = older.iter().filter(|(key, _)| key.starts_with(VOLUME_PREFIX) && key.ends_with(KEY_SUFFIX));
     keys.into_iter().any(|(key, value)| held.get(key).is_some_and(|now| now != value))
 }
@@ -54,7 +54,7 @@ impl ControlPlane {
         let places = Places::look(way, &self.catalog.nodes()?);
         // In this order: whoever has a higher number has read later than this one was given.
         let number = self.catalog.number_copy(places.newest())?;
-        let held = metadata::held(&self.meta)?;
+        let held = metadata::all_records(&self.meta)?;
         // It may have turned out meanwhile that the store is not the one that it was.
         if !self.store_is_right() {
             refuse!(Code::Unavailable, "the store does not answer, or is not the one that it was");

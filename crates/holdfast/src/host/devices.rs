@@ -354,7 +354,7 @@ impl ControlPlane {
     /// of them.
     pub(super) fn all_tasks(&self) -> Result<Response> {
         let mut tasks = self.tasks()?;
-        let (told, silent) = self.told_elsewhere();
+        let (told, silent) = self.reports_of_others();
         for task in told.into_values().flat_map(|told| told.tasks) {
             match tasks.iter_mut().find(|known| known.name == task.name) {
                 Some(known) if known.left >= task.left => {}
@@ -368,7 +368,7 @@ impl ControlPlane {
     /// What open volumes hold, at any host.
     pub(super) fn space_of_all(&self) -> Result<Response> {
         let mut volumes: Vec<VolumeSpace> = self.live()?.volumes.iter().filter_map(resources::space_of).collect();
-        let (told, silent) = self.told_elsewhere();
+        let (told, silent) = self.reports_of_others();
         volumes.extend(told.into_values().flat_map(|told| told.volumes));
         Ok(Response::Space { volumes, silent })
     }

@@ -1,15 +1,15 @@
 //! What a host does since another one was asked for it: by records, since hosts have no connections for this.
 //!
 //! ```text
-//! errand/HOST/ASKER/ID       (metadata, leased by the asker) what that host is to do; only while it is waited for
-//! errand-done/ASKER/ID       (metadata, leased by the host) what became of it
+//! errand/HOST/FROM/ID        (metadata, leased by the requester) what that host is to do; only while it is waited for
+//! errand-done/FROM/ID        (metadata, leased by the host) what became of it
 //! ```
 //! A host of a release that runs no errands says nothing of the kind in its record, and is asked for none.
 //!
 //! Role: a thread of its own looks for errands, and each is run by another: two hosts may have some for each other.
 //!
-//! Faults: an errand whose asker is gone is done all the same. A host that goes leaves its errands undone; the asker looks whether
-//! it is there.
+//! Faults: an errand whose requester is gone is done all the same. A host that goes leaves its errands undone; the
+//! requester looks whether it is there.
 
 use super::control::ControlPlane;
 use super::meta::Meta;
@@ -66,7 +66,7 @@ pub(super) enum Errand {
     Left,
     /// Have a machine leave the grid: of the host that signs.
     RemoveMachine { name: String, dead: bool, accept_loss: bool },
-    /// Sign new certificates for the asker's machine: of a host that signs.
+    /// Sign new certificates for the requester's machine: of a host that signs.
     Renew { renewal: Value },
     /// The same for its server of NBD.
     RenewServer { renewal: Value },
@@ -76,7 +76,7 @@ pub(super) enum Errand {
 
 /// What goes on at one host.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct HostReport {
     pub tasks: Vec<TaskInfo>,
     pub volumes: Vec<VolumeSpace>,
 }
@@ -193,7 +193,7 @@ impl ControlPlane {
     }
 
     /// What all other hosts tell, and those that don't: all, where the store is silent by which they would.
-    pub(super) fn told_elsewhere(&self) -> (BTreeMap<String, Told>, Vec<String>) {
+    pub(super) fn reports_of_others(&self) -> (BTreeMap<String, HostReport>, Vec<String>) {
         let hosts = match self.store_is_right().then(|| self.presence.hosts_that_run_errands()) {
             Some(Ok(hosts)) => hosts,
             Some(Err(_)) | None => {
@@ -201,13 +201,13 @@ impl ControlPlane {
                 return (BTreeMap::new(), others.collect());
             }
         };
-        let tell = |host: &String| -> Result<Told> {
+        let tell = |host: &String| -> Result<HostReport> {
             Ok(serde_json::from_value(self.send_errand(host, &Errand::Tell, QUESTION_MAX)??)?)
         };
         // All at a time: one that hangs costs no more than that.
-        let heard: Vec<(String, Result<Told>)> = std::thread::scope(|scope| {
+        let heard: Vec<(String, Result<HostReport>)> = std::thread::scope(|scope| {
             let asked: Vec<_> = hosts.iter().map(|host| (host, scope.spawn(move || tell(host)))).collect();
-            let heard = |(host, thread): (&String, std::thread::ScopedJoinHandle<'_, Result<Told>>)| {
+            let heard = |(host, thread): (&String, std::thread::ScopedJoinHandle<'_, Result<HostReport>>)| {
                 (host.clone(), thread.join().unwrap_or_else(|_| Err(anyhow!("it could not be asked"))))
             };
             asked.into_iter().map(heard).collect()
@@ -258,7 +258,7 @@ impl ControlPlane {
             Errand::Tell => {
                 let volumes = self.live()?.volumes;
                 let volumes = volumes.iter().filter_map(resources::space_of).collect();
-                value(serde_json::to_value(Told { tasks: self.tasks()?, volumes }))
+                value(serde_json::to_value(HostReport { tasks: self.tasks()?, volumes }))
             }
             Errand::Losses { nodes } => {
                 value(serde_json::to_value(self.losses_here(&nodes.into_iter().map(NodeId).collect())?))
@@ -286,8 +286,8 @@ impl ControlPlane {
     /// Runs one errand on a thread of its own.
     fn begin_errand(self: &Arc<Self>, key: &str, bytes: &[u8]) {
         let own = format!("{PREFIX}{}/", self.catalog.host());
-        let Some((asker, id)) = key.strip_prefix(&own).and_then(|rest| rest.split_once('/')) else { return };
-        let done_key = format!("{DONE_PREFIX}{asker}/{id}");
+        let Some((requester, id)) = key.strip_prefix(&own).and_then(|rest| rest.split_once('/')) else { return };
+        let done_key = format!("{DONE_PREFIX}{requester}/{id}");
         let plane = Arc::clone(self);
         let errand = serde_json::from_slice::<Errand>(bytes);
         let run = move || {
@@ -300,7 +300,7 @@ impl ControlPlane {
                 Err(error) => Done { error: Some(format!("{error:#}")), code: code_of(&error), told: Value::Null },
             };
             let done = serde_json::to_vec(&done).expect("our records always encode");
-            // Where that fails the asker hears nothing, and says so.
+            // Where that fails the requester hears nothing, and says so.
             let _ = plane.presence.keep(&done_key, Some(&done));
         };
         if let Err(error) = std::thread::Builder::new().name("errand".to_string()).spawn(run) {

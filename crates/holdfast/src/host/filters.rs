@@ -37,7 +37,7 @@ impl ControlPlane {
                 "volume {name} has as many filters as it can have ({FILTERS_MAX}), or as many requests under way; \
                  `holdfast volume filter list {name}`, and remove one first"
             ),
-            FilterOutcome::Kept => refuse!(
+            FilterOutcome::IsLimit => refuse!(
                 Code::State,
                 "filter {} is the limit of volume {name}, which it keeps wherever it is served; `holdfast volume set {name} --limit \
                  none` takes it away",

@@ -122,7 +122,7 @@ struct LaneConn {
     late: Option<BufMut>,
 }
 
-struct Held {
+struct WaitingFrame {
     lane: usize,
     frame: Vec<u8>,
     payload: Vec<Buf>,
@@ -167,7 +167,7 @@ struct Link {
     cut: bool,
     /// Its node is not in the grid any more.
     retired: bool,
-    held: Vec<Held>,
+    held: Vec<WaitingFrame>,
     /// Connections given up while the link was cut: to the other side they are still there.
     orphans: Vec<ConnId>,
     polls_missed: u32,
@@ -708,7 +708,7 @@ impl Link {
 
     fn queue(&mut self, lane: usize, frame: Vec<u8>, payload: Vec<Buf>, io: &mut Io) {
         if self.cut {
-            return self.held.push(Held { lane, frame, payload });
+            return self.held.push(WaitingFrame { lane, frame, payload });
         }
         let Some(lane_conn) = &mut self.lanes[lane] else { return };
         lane_conn.link.send_frame(frame, payload, io);

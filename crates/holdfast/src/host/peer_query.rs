@@ -3,14 +3,15 @@
 //!
 //! ```text
 //! question/HOST           (metadata, leased) what that host wants to know; only while it waits
-//! answer/HOST/ASKER       (metadata, leased) what a host has told the asker last
+//! answer/HOST/FROM        (metadata, leased) what a host has told the requester last
 //! ```
 //! A host of a release that answers no queries says nothing of the kind in its record, and is not asked.
 //!
 //! Role: a thread of its own answers, which waits for no lock: who asks may hold one that others wait for.
 //!
-//! Faults: a host that is there and does not answer may have anything in service, so nobody knows, and the asker is told that. One
-//! whose lease has run out is not asked, though it may serve on while it does not reach the metadata store.
+//! Faults: a host that is there and does not answer may have anything in service, so nobody knows, and the requester is
+//! told that. One whose lease has run out is not asked, though it may serve on while it does not reach the metadata
+//! store.
 
 use super::commands::{Command, Weakness};
 use super::control::ControlPlane;
@@ -46,7 +47,7 @@ struct PeerQuery {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct PeerAnswer {
     /// Of the query.
     id: String,
     weak: Vec<Weakness>,
@@ -76,7 +77,7 @@ impl ControlPlane {
         loop {
             for host in silent.clone() {
                 if let Some(told) = self.presence.read(&format!("{ANSWER_PREFIX}{host}/{}", self.catalog.host()))?
-                    && let Ok(told) = serde_json::from_slice::<Told>(&told)
+                    && let Ok(told) = serde_json::from_slice::<PeerAnswer>(&told)
                     && told.id == id
                 {
                     weak.extend(told.weak.into_iter().map(|weakness| (host.clone(), weakness)));
@@ -116,11 +117,13 @@ impl ControlPlane {
     }
 
     fn answer_query(&self, key: &str, query: &[u8]) -> Result<()> {
-        let asker = key.strip_prefix(QUERY_PREFIX).filter(|asker| asker != self.catalog.host());
-        let (Some(asker), Ok(query)) = (asker, serde_json::from_slice::<PeerQuery>(query)) else { return Ok(()) };
+        let requester = key.strip_prefix(QUERY_PREFIX).filter(|requester| requester != self.catalog.host());
+        let (Some(requester), Ok(query)) = (requester, serde_json::from_slice::<PeerQuery>(query)) else {
+            return Ok(());
+        };
         let weak = self.ask(|answer| Command::Weak { node: NodeId(query.node), answer })?;
-        let told = serde_json::to_vec(&Told { id: query.id, weak }).expect("our records always encode");
-        self.presence.keep(&format!("{ANSWER_PREFIX}{}/{asker}", self.catalog.host()), Some(&told))
+        let told = serde_json::to_vec(&PeerAnswer { id: query.id, weak }).expect("our records always encode");
+        self.presence.keep(&format!("{ANSWER_PREFIX}{}/{requester}", self.catalog.host()), Some(&told))
     }
 }
 

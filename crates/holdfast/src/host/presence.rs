@@ -42,11 +42,11 @@ pub struct Presence {
     meta: Meta,
     host: String,
     home: String,
-    state: Arc<Mutex<Held>>,
+    state: Arc<Mutex<HostLease>>,
 }
 
 #[derive(Clone)]
-struct Held {
+struct HostLease {
     /// Where this host's reactors can be reached by others, by number, if they may.
     addresses: Vec<SocketAddr>,
     lease: LeaseId,
@@ -118,7 +118,7 @@ impl Presence {
     /// Announces the host, once it holds its directory's locks.
     pub fn announce(meta: Meta, (host, addresses): (&str, &[SocketAddr]), dir: &GridDir) -> Result<Presence> {
         let home = home_of(dir);
-        let state = Arc::new(Mutex::new(Held {
+        let state = Arc::new(Mutex::new(HostLease {
             addresses: addresses.to_vec(),
             lease: meta.grant(TTL)?,
             named: false,
@@ -157,30 +157,31 @@ impl Presence {
         Ok(presence)
     }
 
-    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
+    fn lease_state(&self) -> std::sync::MutexGuard<'_, HostLease> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn address(&self) -> Option<SocketAddr> {
-        self.held().addresses.first().copied()
+        self.lease_state().addresses.first().copied()
     }
 
     /// Other hosts reach this one here from now on.
     pub fn set_addresses(&self, addresses: Vec<SocketAddr>) -> Result<()> {
-        let mut held = self.held();
+        let mut held = self.lease_state();
         (held.addresses, held.named) = (addresses, false);
         drop(held);
         self.renew().map(drop)
     }
 
     fn lease(&self) -> LeaseId {
-        self.held().lease
+        self.lease_state().lease
     }
 
     /// Puts this host's record where no other host's is; gives where that is.
     fn take_name(&self) -> Result<Option<String>> {
         let key = host_key(&self.host);
-        let mut addresses = self.held().addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().into_iter();
+        let mut addresses =
+            self.lease_state().addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().into_iter();
         let record = HostRecord {
             home: self.home.clone(),
             address: addresses.next(),
@@ -216,21 +217,21 @@ impl Presence {
     fn renew(&self) -> Result<Option<String>> {
         match self.meta.keep_alive(self.lease()) {
             Ok(()) => {}
-            Err(MetaError::LeaseGone) if self.held().ended => return Ok(None),
+            Err(MetaError::LeaseGone) if self.lease_state().ended => return Ok(None),
             Err(MetaError::LeaseGone) => {
                 let lease = self.meta.grant(TTL)?;
-                let mut held = self.held();
+                let mut held = self.lease_state();
                 (held.lease, held.named) = (lease, false);
                 drop(held);
                 logger::warn(format_args!("the host's lease had run out; it takes a new one"));
             }
             Err(error) => return Err(error.into()),
         }
-        if self.held().named {
+        if self.lease_state().named {
             return Ok(None);
         }
         let other = self.take_name()?;
-        self.held().named = other.is_none();
+        self.lease_state().named = other.is_none();
         Ok(other)
     }
 
@@ -239,7 +240,7 @@ impl Presence {
     fn look(&self) {
         let is_gone = self.meta.get(&host_key(&self.host)).is_ok_and(|found| found.is_none());
         if is_gone {
-            self.held().named = false;
+            self.lease_state().named = false;
         }
     }
 
@@ -304,7 +305,7 @@ impl Presence {
     /// The host is about to end, in good order: others need not wait.
     pub fn end(&self) {
         // Before the lease is gone: it may be renewed in this moment.
-        self.held().ended = true;
+        self.lease_state().ended = true;
         if let Err(error) = self.meta.revoke(self.lease()) {
             logger::warn(format_args!("others learn in {} s that this host is gone: {error}", TTL.as_secs()));
         }
@@ -385,7 +386,7 @@ mod tests {
         meta.revoke(again.lease()).unwrap();
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]));
         let named = elsewhere.renew().unwrap();
-        assert_eq!((named, elsewhere.held().named), (None, true), "the lease was gone, and the name free");
+        assert_eq!((named, elsewhere.lease_state().named), (None, true), "the lease was gone, and the name free");
         elsewhere.end();
         assert_eq!(elsewhere.renew().unwrap(), None);
         assert_eq!(live_hosts(&meta).unwrap(), BTreeSet::from(["b".to_string()]), "who goes takes no new lease");

@@ -133,7 +133,7 @@ pub(super) fn forget_machine(certificates: &Certificates, name: &str) -> Result<
 
 /// The key of the grid's authority, and the names that it has signed for, for another machine or a safe place.
 #[derive(Serialize, Deserialize)]
-pub struct Kept {
+pub struct AuthorityCopy {
     grid: String,
     /// Its certificate and its key, in PEM.
     certificate: String,
@@ -144,13 +144,13 @@ pub struct Kept {
     etcd_members: EtcdMembers,
 }
 
-impl Kept {
+impl AuthorityCopy {
     /// What this machine has.
-    pub fn read(certificates: &Certificates) -> Result<Kept> {
+    pub fn read(certificates: &Certificates) -> Result<AuthorityCopy> {
         let key = certificates.authority_key()?;
         let (certificate, machines) = (certificates.ca_pem()?, read_machines(certificates)?);
         let etcd_members = EtcdMembers::load(certificates)?;
-        Ok(Kept { grid: certificates.grid().to_string(), certificate, key, machines, etcd_members })
+        Ok(AuthorityCopy { grid: certificates.grid().to_string(), certificate, key, machines, etcd_members })
     }
 
     /// Has this machine sign, too.
@@ -172,13 +172,13 @@ impl Kept {
 
 /// Writes the authority to a file that nobody else may read.
 pub fn export_authority(certificates: &Certificates, to: &Path) -> Result<()> {
-    write_json(to, &Kept::read(certificates)?)
+    write_json(to, &AuthorityCopy::read(certificates)?)
 }
 
 /// Has this machine sign, too.
 pub fn import_authority(certificates: &Certificates, from: &Path) -> Result<()> {
     let cannot = || format!("cannot use {}", from.display());
-    let kept: Kept = serde_json::from_slice(&fs::read(from).with_context(cannot)?).with_context(cannot)?;
+    let kept: AuthorityCopy = serde_json::from_slice(&fs::read(from).with_context(cannot)?).with_context(cannot)?;
     kept.take(certificates).with_context(cannot)
 }
 
@@ -605,7 +605,7 @@ mod tests {
     #[test]
     fn a_machine_has_the_key_when_it_knows_what_was_signed_with_it() {
         let rig = Rig::new();
-        let given = || Kept::read(&rig.signer.certificates).unwrap();
+        let given = || AuthorityCopy::read(&rig.signer.certificates).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let other = Certificates::in_dir(&dir.path().join("tls"), GRID);
         other.put_ca(&rig.signer.certificates.ca_pem().unwrap()).unwrap();
@@ -614,7 +614,7 @@ mod tests {
         given().take(&other).unwrap_err();
         assert!(!other.has_authority(), "what it could not take in it would not know");
         fs::remove_dir(&members).unwrap();
-        let foreign = Kept { key: pki::request().unwrap().0, ..given() };
+        let foreign = AuthorityCopy { key: pki::request().unwrap().0, ..given() };
         foreign.take(&other).unwrap_err();
         assert!(!other.has_authority());
         // One that was written down before the authority was renewed is good still.

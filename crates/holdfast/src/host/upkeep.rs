@@ -49,9 +49,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// What was told last of a chore that can't be done, so that it is told once.
 #[derive(Default)]
-struct Told(Mutex<BTreeMap<Chore, String>>);
+struct Reported(Mutex<BTreeMap<Chore, String>>);
 
-impl Told {
+impl Reported {
     fn note(&self, chore: Chore, outcome: &Result<()>) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
@@ -77,7 +77,7 @@ pub(super) fn start(plane: &Arc<ControlPlane>) -> Result<()> {
         let facts = own.look_around().ok();
         let _ = tell.send(Event::Seen { look, facts });
     })?;
-    let (own, tell, told) = (Arc::clone(plane), sender.clone(), Arc::new(Told::default()));
+    let (own, tell, told) = (Arc::clone(plane), sender.clone(), Arc::new(Reported::default()));
     let actions = executors::start("chore", EXECUTORS, move |action: Action| {
         let chore = action.chore();
         let outcome = own.do_chore(action);

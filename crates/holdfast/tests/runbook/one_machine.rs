@@ -1,7 +1,9 @@
 //! What befalls one machine's grid: its metadata, its releases, its guests, its room.
 
 use crate::page::{Book, Machine, pid};
-use crate::support::{Held, assert_volume_holds, free_ports, has_copies, is_whole, nbdcopy, pattern, program, until};
+use crate::support::{
+    HungWrite, assert_volume_holds, free_ports, has_copies, is_whole, nbdcopy, pattern, program, until,
+};
 use holdfast_base::stream::Inbound;
 use holdfast_format::meta::{EXPORT_SUFFIX, VOLUME_PREFIX};
 use holdfast_format::versions::Versions;
@@ -201,7 +203,7 @@ impl Site {
         let (mut first, mut second) = (Guest::connect(&m.grid, "g"), Guest::connect_tcp([127, 0, 0, 2], self.tcp, "g"));
         assert_eq!(first.write(0, 1), 0);
         // The first goes on, so that the second is not taken for one that follows it.
-        let held = Held::begin(&m.grid, "g");
+        let held = HungWrite::begin(&m.grid, "g");
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -286,22 +286,22 @@ pub fn etcd_cluster(dir: &Path, first: u8, count: u8) -> Vec<Member> {
 
 /// A write of this process that is under way, and stays so. Nobody may follow its client as one that is quiet, however
 /// long a busy machine keeps that from writing.
-pub struct Held<'a> {
+pub struct HungWrite<'a> {
     grid: &'a Grid,
     volume: &'a str,
     guest: Guest,
     asked: u32,
 }
 
-impl Held<'_> {
+impl HungWrite<'_> {
     /// Behind the first 8 MiB of a volume that the grid's own host serves.
-    pub fn begin<'a>(grid: &'a Grid, volume: &'a str) -> Held<'a> {
+    pub fn begin<'a>(grid: &'a Grid, volume: &'a str) -> HungWrite<'a> {
         grid.ok(&format!("volume filter add {volume} delay:write=3600s,range=8MiB..9MiB"));
         let mut guest = Guest::connect(grid, volume);
         let asked = guest.ask(nbd::Command::Write, 8 << 20, BLOCK, &[1; BLOCK]);
         let told = || grid.json(&format!("volume filter list {volume}"));
         until("a write is under way", || told()["filters"][0]["counters"]["held now"] == 1);
-        Held { grid, volume, guest, asked }
+        HungWrite { grid, volume, guest, asked }
     }
 
     pub fn end(self) {

@@ -115,7 +115,7 @@ pub enum Event {
         answer: Answer,
         payload: Buf,
     },
-    /// The host asks another one something of its own ([`Ask::Yield`]): answered by [`Effect::Told`].
+    /// The host asks another one something of its own ([`Ask::Yield`]): answered by [`Effect::Answered`].
     Ask {
         peer: Peer,
         ticket: u64,
@@ -152,7 +152,7 @@ pub enum Effect {
         peer: Peer,
     },
     /// What the other host says; `None` where it can't be asked, or the connection went first.
-    Told {
+    Answered {
         ticket: u64,
         answer: Option<Answer>,
     },
@@ -286,7 +286,7 @@ impl Ingress {
             Event::Disconnected { peer } => self.on_disconnected(peer, out),
             Event::Ask { peer, ticket, ask } => match self.links.get(&peer).is_some_and(|l| l.up) {
                 true => self.send(peer, Some(Call::Host(ticket)), ask, Buf::empty(), out),
-                false => out.push(Effect::Told { ticket, answer: None }),
+                false => out.push(Effect::Answered { ticket, answer: None }),
             },
             Event::Answer { peer, token, answer, payload } => self.on_answer(peer, token, answer, payload, out),
             Event::Tick => self.on_tick(out),
@@ -643,7 +643,7 @@ impl Ingress {
         }
         for call in link.calls.into_values() {
             if let Call::Host(ticket) = call {
-                out.push(Effect::Told { ticket, answer: None });
+                out.push(Effect::Answered { ticket, answer: None });
             }
         }
     }
@@ -682,7 +682,7 @@ impl Ingress {
                 Some(result) => self.reply(session, request, result, out),
                 None => self.reconnect(peer, out),
             },
-            (Call::Host(ticket), answer) => out.push(Effect::Told { ticket, answer: Some(answer) }),
+            (Call::Host(ticket), answer) => out.push(Effect::Answered { ticket, answer: Some(answer) }),
             (Call::Hello | Call::Ping | Call::Attach(_) | Call::Detach(_), _) => self.reconnect(peer, out),
         }
     }

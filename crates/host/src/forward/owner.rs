@@ -177,7 +177,7 @@ enum Arriving {
 
 /// Somebody's session, which begins when these ingresses have said that what they had has come.
 struct Barrier {
-    who: Arriving,
+    session: Arriving,
     ingresses: BTreeSet<String>,
     /// What they had is refused from here on.
     until: Instant,
@@ -245,7 +245,7 @@ impl OwnerEnd {
     }
 
     /// A session is about to begin: ingresses, other than its own, are asked to say when what they have has come.
-    fn arrive(&mut self, who: Arriving, own: Option<&str>, out: Out) {
+    fn arrive(&mut self, session: Arriving, own: Option<&str>, out: Out) {
         let others = self.links.values().filter(|l| own != Some(l.host.as_str()));
         let mut until = self.now;
         let mut ingresses = BTreeSet::new();
@@ -258,7 +258,7 @@ impl OwnerEnd {
         for ingress in &ingresses {
             self.ask_barrier(barrier, ingress, out);
         }
-        self.barriers.insert(barrier, Barrier { who, ingresses, until });
+        self.barriers.insert(barrier, Barrier { session, ingresses, until });
     }
 
     fn ask_barrier(&self, barrier: u64, ingress: &str, out: Out) {
@@ -290,8 +290,8 @@ impl OwnerEnd {
             .extract_if(.., |_, b| b.ingresses.is_empty() || b.until <= now || at_once)
             .map(|(_, b)| b)
             .collect();
-        for Barrier { who, .. } in settled {
-            match who {
+        for Barrier { session, .. } in settled {
+            match session {
                 Arriving::Own(session) => out.push(OwnerEffect::Admit { session }),
                 Arriving::Remote(token) => {
                     let Some(remote) = self.remotes.get_mut(token) else { continue };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-/// The asker's name for a request; comes back with the reply.
+/// The requester's name for a request; comes back with the reply.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MetaTicket(pub u64);
 
@@ -24,8 +24,8 @@ pub struct MetaService {
 }
 
 impl MetaService {
-    /// Starts `threads` threads on `store`. `answer` is called on them (or on the asker's), and typically posts to the
-    /// asker's mailbox.
+    /// Starts `threads` threads on `store`. `answer` is called on them (or on the requester's), and typically posts to
+    /// the requester's mailbox.
     pub fn start(
         store: Arc<dyn MetaStore>,
         threads: usize,

@@ -592,7 +592,7 @@ impl Grid {
         for effect in out.take() {
             match effect {
                 Effect::Act { id, action } => self.on_act(host, id, action),
-                Effect::Held { ticket } => self.on_held(host, ticket),
+                Effect::Granted { ticket } => self.on_held(host, ticket),
                 Effect::AskNodes { host: other } => self.ask_nodes(host, other),
             }
         }

@@ -8,7 +8,7 @@ use super::host::{HostEvent, PEER_PATIENCE, Purpose, number_of_name};
 use super::operator::What;
 use super::store::{Answer, Op};
 use super::{Grid, ms};
-use crate::multi_host::planned::Told;
+use crate::multi_host::planned::HostReport;
 use crate::multi_host::{MultiHost, MultiHostOutcome, OTHER};
 use crate::world::MachineAt;
 use holdfast_base::{MetaReply, MetaRequest, MetaVersion, VolumeId};
@@ -44,20 +44,20 @@ impl Grid {
         let mut real = self.real.take()?;
         real.advance(self.now);
         let done = act(&mut real);
-        let (told, failure) = (real.take_told(), real.take_failure());
+        let (told, failure) = (real.take_reports(), real.take_failure());
         self.real = Some(real);
         if let Some(why) = failure {
             self.fail(why);
         }
         for told in told {
-            self.on_told(told);
+            self.on_report(told);
         }
         Some(done)
     }
 
-    fn on_told(&mut self, told: Told) {
+    fn on_report(&mut self, told: HostReport) {
         match told {
-            Told::Done { host, ticket, outcome } => match self.hosts[host].orders.remove(&ticket) {
+            HostReport::Done { host, ticket, outcome } => match self.hosts[host].orders.remove(&ticket) {
                 Some(Ordered::Action(id)) => self.finish(host, id, came_of(outcome)),
                 Some(Ordered::Question(id)) => {
                     let has_answered = came_of(outcome) == Outcome::Asked(true);
@@ -67,8 +67,8 @@ impl Grid {
                 // Of a process that is no more.
                 None => {}
             },
-            Told::Changed { host, volume } => self.post(host, Duration::ZERO, HostEvent::LookAtVolume { volume }),
-            Told::Meta { at, token, request } => {
+            HostReport::Changed { host, volume } => self.post(host, Duration::ZERO, HostEvent::LookAtVolume { volume }),
+            HostReport::Meta { at, token, request } => {
                 let op = match request {
                     MetaRequest::Get { key } => Op::Get(key),
                     MetaRequest::Swap { key, expect, value } => {

@@ -248,7 +248,7 @@ impl MultiHost {
     }
 
     /// Whatever the old owner says: who follows takes over.
-    pub(super) fn on_told(&mut self, host: usize) {
+    pub(super) fn on_yielded(&mut self, host: usize) {
         if self.operator.hand_over.is_some_and(|(step, _)| step == HandOver::Yielding { to: host }) {
             self.operator.hand_over = None;
             self.outcome.handovers += 1;

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// What control planes hear of the hosts.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum HostReport {
     Done {
         host: usize,
         ticket: u64,
@@ -43,13 +43,13 @@ impl MultiHost {
         self.volumes.iter().map(|served| self.fresh_root(served)).collect()
     }
 
-    pub(super) fn tell_planes(&mut self, told: Told) {
+    pub(super) fn tell_planes(&mut self, told: HostReport) {
         if let Some(all) = &mut self.told {
             all.push_back(told);
         }
     }
 
-    pub(crate) fn take_told(&mut self) -> VecDeque<Told> {
+    pub(crate) fn take_reports(&mut self) -> VecDeque<HostReport> {
         self.told.as_mut().map(std::mem::take).unwrap_or_default()
     }
 

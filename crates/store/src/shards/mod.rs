@@ -22,7 +22,7 @@ use crate::cache::{Asked, Fresh, ShardAt};
 use crate::io::{Client, Ctx, Io, client_of};
 use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
-use crate::shards::slots::{Held, SlotLife, Slots, Waiter};
+use crate::shards::slots::{SlotLife, Slots, StoredShard, Waiter};
 use crate::shards::table_cache::{Table, TableCache};
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
 use holdfast_format::copy::{self, is_copy, root_copy_of};
@@ -704,11 +704,11 @@ impl Shards {
     }
 }
 
-fn is_in_range(held: &Held, block: u32, blocks: u32) -> bool {
+fn is_in_range(held: &StoredShard, block: u32, blocks: u32) -> bool {
     blocks > 0 && block.checked_add(blocks).is_some_and(|end| end <= held.data_blocks())
 }
 
-fn header_extents(held: &Held) -> impl Iterator<Item = Extent> {
+fn header_extents(held: &StoredShard) -> impl Iterator<Item = Extent> {
     held.extents.slice(0, u64::from(held.header_blocks))
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum SlotLife {
 
 /// A shard and where it lies.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct StoredShard {
     pub shard: ShardId,
     pub header_blocks: u16,
     /// All of them: header area, then data.
@@ -39,7 +39,7 @@ pub(crate) struct Held {
     tails: Box<[u32]>,
 }
 
-impl Held {
+impl StoredShard {
     /// Blocks of data.
     pub fn data_blocks(&self) -> u32 {
         (self.extents.block_count() - u64::from(self.header_blocks)) as u32
@@ -64,7 +64,7 @@ impl Held {
 
 #[derive(Debug)]
 enum Content {
-    Shard(Held),
+    Shard(StoredShard),
     /// Slot `part` of the shard whose first slot is `head`.
     Tail {
         head: u32,
@@ -128,7 +128,7 @@ impl Slots {
     }
 
     /// The shard whose first slot this is.
-    pub fn get(&self, number: u32) -> Option<&Held> {
+    pub fn get(&self, number: u32) -> Option<&StoredShard> {
         match self.contents.get(number as usize)?.as_ref()? {
             Content::Shard(held) => Some(held),
             Content::Tail { .. } => None,
@@ -136,7 +136,7 @@ impl Slots {
     }
 
     /// The shard in this slot, if it is that one and complete.
-    pub fn live(&self, number: u32, shard: ShardId) -> Option<&Held> {
+    pub fn live(&self, number: u32, shard: ShardId) -> Option<&StoredShard> {
         self.get(number).filter(|held| held.life == SlotLife::Live && held.shard == shard)
     }
 
@@ -161,7 +161,7 @@ impl Slots {
         for (i, tail) in tails.iter().enumerate() {
             self.contents[*tail as usize] = Some(Content::Tail { head: *head, part: i + 1 });
         }
-        let held = Held { shard, header_blocks, extents, life, tails: tails.into() };
+        let held = StoredShard { shard, header_blocks, extents, life, tails: tails.into() };
         self.contents[*head as usize] = Some(Content::Shard(held));
     }
 
@@ -198,7 +198,7 @@ impl Slots {
         numbers[0]
     }
 
-    pub fn release(&mut self, number: u32) -> Held {
+    pub fn release(&mut self, number: u32) -> StoredShard {
         self.free.insert(number);
         let Some(Content::Shard(held)) = self.contents[number as usize].take() else {
             panic!("slot {number} has a shard")
@@ -280,7 +280,7 @@ impl Slots {
     }
 
     /// Shards and the numbers of their first slots, in the order of these.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &Held)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &StoredShard)> {
         (0..self.contents.len() as u32).filter_map(|number| Some((number, self.get(number)?)))
     }
 

@@ -356,13 +356,13 @@ fn said_by(map: &Map, no: LeafNo, leaf: Option<&Leaf>) -> Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::segment::tests::no;
 
     const EVERY: Duration = Duration::from_secs(60);
 
     /// A round over all that there is.
-    fn audited(audit: &mut Audit, kept: &Kept, now: Instant, completed: u64) -> Option<Wrong> {
+    fn audited(audit: &mut Audit, kept: &TestMap, now: Instant, completed: u64) -> Option<Wrong> {
         audit.drive(now, EVERY, Lsn(completed), kept.map.layers());
         let (mut looked_at, heads) = (0, [HeadId::VOLUME].into_iter());
         let walked = audit.walk(now, false, &kept.map, &mut looked_at);
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn accounts_that_are_wrong_are_found_and_rounds_wait_for_something_new() {
-        let (mut audit, mut kept) = (Audit::default(), Kept::new());
+        let (mut audit, mut kept) = (Audit::default(), TestMap::new());
         kept.write(0, 0, 8, 1);
         let first = Instant::ZERO + AFTER_FAILURE;
         assert_eq!(audited(&mut audit, &kept, Instant::ZERO, 1), None, "the first round comes after a while");
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_leaf_that_comes_before_the_one_that_is_waited_for_is_counted_once() {
-        let (mut audit, mut kept, now) = (Audit::default(), Kept::new(), Instant::ZERO + AFTER_FAILURE);
+        let (mut audit, mut kept, now) = (Audit::default(), TestMap::new(), Instant::ZERO + AFTER_FAILURE);
         kept.write(0, 2 * LEAF_BLOCKS, 8, 1);
         kept.fold(1);
         let far = kept.evict(LeafNo(2));
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_snapshots_share_is_counted_soon_after_they_are_taken() {
-        let (mut audit, mut kept) = (Audit::default(), Kept::new());
+        let (mut audit, mut kept) = (Audit::default(), TestMap::new());
         kept.write(0, 0, 8, 1);
         let snapshot = crate::map::Snapshot {
             name: "monday".to_string(),

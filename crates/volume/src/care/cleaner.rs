@@ -746,7 +746,7 @@ fn dead_threshold(around: &Around<'_>) -> u64 {
 mod tests {
     use super::*;
     use crate::care::tests::Rig;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::peers::tests::{leg, sent};
     use crate::segment::tests::{info, no};
     use holdfast_base::{Lsn, ShardId, Token};
@@ -756,7 +756,7 @@ mod tests {
     /// Of two segments one is mostly dead: of its first blocks a hundred live.
     fn rig() -> Rig {
         let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         for (counter, first, live) in [(1, 0, 100), (2, 5000, 1000)] {
             kept.segments.insert(no(1, counter), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
             kept.write(0, first, live, counter);
@@ -824,7 +824,7 @@ mod tests {
     #[test]
     fn what_lives_is_looked_up_in_slices_and_goes_on_where_a_leaf_was_missing() {
         let looked = |runs_max: usize| {
-            let mut kept = Kept::new();
+            let mut kept = TestMap::new();
             kept.segments.insert(no(1, 1), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
             let extent_of = |at: u64| CommitExtent { key: Key(at * 256), blocks: 1, source: Source::Log(Lsn(1)) };
             for at in 0..300 {

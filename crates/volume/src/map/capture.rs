@@ -141,17 +141,17 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::map::{LeafPointer, RunLeft};
     use crate::segment::tests::no;
 
-    fn begin(kept: &mut Kept, since: Option<Lsn>, folded: BTreeSet<LeafNo>) -> Capture {
+    fn begin(kept: &mut TestMap, since: Option<Lsn>, folded: BTreeSet<LeafNo>) -> Capture {
         let writer = RunWriter::new(since.is_none(), kept.map.layers.clone(), Lsn::ZERO, 64 << 10);
         Capture::begin(&mut kept.map, &mut kept.segments, since, folded, writer)
     }
 
     /// What is left of it goes into another map, as openings do that.
-    fn load(kept: &mut Kept, mut capture: Capture, into: &mut Kept) {
+    fn load(kept: &mut TestMap, mut capture: Capture, into: &mut TestMap) {
         while !capture.is_done() {
             capture.go_on(&mut kept.map, &mut kept.segments);
         }
@@ -164,13 +164,13 @@ mod tests {
         }
     }
 
-    fn counts(kept: &Kept) -> Vec<(u64, u64)> {
+    fn counts(kept: &TestMap) -> Vec<(u64, u64)> {
         (1..=9).map(|counter| (counter, kept.live(counter))).filter(|(_, live)| *live > 0).collect()
     }
 
     #[test]
     fn a_capture_says_what_was_there_when_it_began_whatever_comes_meanwhile() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         for block in 0..200 {
             kept.write(0, block * 4, 2, 1 + block % 3);
         }
@@ -182,7 +182,7 @@ mod tests {
             kept.say(0, block + 30, 9, Place::Zero);
         }
         assert!(!capture.is_done(), "there is something ahead of each write");
-        let mut read = Kept::new();
+        let mut read = TestMap::new();
         load(&mut kept, capture, &mut read);
         assert_eq!(read.seen(0, 0, 900), before);
         assert_eq!(counts(&read), live);
@@ -199,13 +199,13 @@ mod tests {
 
     #[test]
     fn what_lies_over_folded_leaves_is_said_anew_and_nothing_else_that_is_old() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 500, 24, 1);
         kept.write(0, 3 * LEAF_BLOCKS, 8, 2);
         let pointer = LeafPointer { segment: no(9, 1), offset_bytes: 0, len_bytes: 2, crc: 0 };
         kept.map.directory.insert(LeafNo(1), pointer);
         let capture = begin(&mut kept, Some(Lsn(2)), BTreeSet::from([LeafNo(1)]));
-        let mut read = Kept::new();
+        let mut read = TestMap::new();
         load(&mut kept, capture, &mut read);
         let runs: Vec<(u64, u64)> = read.map.overlay().iter_from(0).map(|(start, len, _)| (start, len)).collect();
         assert_eq!(runs, [(LEAF_BLOCKS, 12)]);

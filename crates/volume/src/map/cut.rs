@@ -13,11 +13,11 @@ use std::ops::Deref;
 
 /// What a place said; nothing, too, is something to keep.
 #[derive(Clone, Debug)]
-struct Kept<V>(Option<V>);
+struct Previous<V>(Option<V>);
 
-impl<V: Sliceable> Sliceable for Kept<V> {
-    fn slice(&self, offset: u64, len: u64) -> Kept<V> {
-        Kept(self.0.as_ref().map(|value| value.slice(offset, len)))
+impl<V: Sliceable> Sliceable for Previous<V> {
+    fn slice(&self, offset: u64, len: u64) -> Previous<V> {
+        Previous(self.0.as_ref().map(|value| value.slice(offset, len)))
     }
 }
 
@@ -25,7 +25,7 @@ impl<V: Sliceable> Sliceable for Kept<V> {
 struct Cut<V> {
     /// Everything before was gone through.
     at: u64,
-    kept: RangeMap<Kept<V>>,
+    kept: RangeMap<Previous<V>>,
 }
 
 /// Reads go to the map as it is now.
@@ -76,7 +76,7 @@ impl<V: Sliceable> Cuttable<V> {
         }
         for (from, to) in cut.kept.gaps(from, end - from) {
             for piece in self.now.pieces(from, to - from) {
-                cut.kept.insert(piece.start, piece.len, Kept(piece.value), |_, _, _| {});
+                cut.kept.insert(piece.start, piece.len, Previous(piece.value), |_, _, _| {});
             }
         }
     }
@@ -94,7 +94,7 @@ impl<V: Sliceable> Cuttable<V> {
                 told(start, len, value);
             }
         }
-        for (start, len, Kept(value)) in kept.iter_from(from).take_while(|(start, _, _)| is_ahead(*start)) {
+        for (start, len, Previous(value)) in kept.iter_from(from).take_while(|(start, _, _)| is_ahead(*start)) {
             if let Some(value) = value {
                 told(start, len, value);
             }

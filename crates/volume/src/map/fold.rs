@@ -337,13 +337,13 @@ fn of(named: &BTreeMap<SegmentNo, u64>, segment: &SegmentNo) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::segment::tests::{info, no};
     use crate::segment::{Kind, SegmentInfo};
     use holdfast_base::crc32c;
 
     /// Folds all that there is into leaves, which lie in the metadata segment of that number.
-    pub(in crate::map) fn fold(kept: &mut Kept, counter: u64) {
+    pub(in crate::map) fn fold(kept: &mut TestMap, counter: u64) {
         let mut choosing = kept.map.begin_choosing(0, 0, 1 << 20);
         while kept.map.choose_some(&mut choosing, 1) {}
         let choice = choosing.done();
@@ -355,7 +355,7 @@ pub(super) mod tests {
         }
     }
 
-    fn merged(kept: &Kept, no: LeafNo, captured: Lsn) -> MergedLeaf {
+    fn merged(kept: &TestMap, no: LeafNo, captured: Lsn) -> MergedLeaf {
         let old = kept.map.peek(no);
         let new = kept.map.new_leaf(no, old.as_deref(), None, &kept.map.foldable(no), false);
         let bytes = new.encode();
@@ -366,7 +366,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_said_after_a_leaf_was_merged_stays_over_it() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         let merged = merged(&kept, LeafNo(0), Lsn(1));
         kept.write(0, 2, 3, 2);
@@ -383,7 +383,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_fold_moves_what_the_overlay_says_into_leaves_and_changes_nothing_that_is_seen() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         kept.write(0, LEAF_BLOCKS + 1, 4, 2);
         let before = kept.seen(0, 0, 2 * LEAF_BLOCKS);
@@ -397,11 +397,11 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_overwritten_is_shadowed_until_it_is_folded_and_dead_then() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         fold(&mut kept, 1);
         kept.write(0, 2, 3, 2);
-        let counts = |kept: &Kept| kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
+        let counts = |kept: &TestMap| kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
         assert_eq!(counts(&kept), Some((8, 3)));
         kept.write(0, 2, 3, 3);
         assert_eq!(counts(&kept), Some((8, 3)), "it is counted once");
@@ -413,7 +413,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_leaf_that_goes_takes_what_it_names_with_it() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         fold(&mut kept, 1);
         kept.write(0, 4, 8, 2);
@@ -426,7 +426,7 @@ pub(super) mod tests {
 
     #[test]
     fn leaves_are_chosen_from_the_cursor_on_and_round_again_whatever_comes_meanwhile() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         for leaf in [1, 4, 7] {
             kept.write(0, leaf * LEAF_BLOCKS, 8, 1);
         }
@@ -443,7 +443,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_large_discard_while_leaves_are_chosen_stays_to_be_folded() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         let pointer = LeafPointer { segment: no(9, 1), offset_bytes: 0, len_bytes: 2, crc: 0 };
         for leaf in 0..2000 {
             kept.map.directory.insert(LeafNo(leaf), pointer);

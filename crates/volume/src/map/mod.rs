@@ -191,7 +191,7 @@ pub(crate) mod tests {
     }
 
     /// A map with accounts of its own.
-    pub(crate) struct Kept {
+    pub(crate) struct TestMap {
         pub(crate) map: Map,
         pub(crate) segments: Segments,
         pub(crate) log: Log,
@@ -199,14 +199,14 @@ pub(crate) mod tests {
         stamp: u64,
     }
 
-    impl Kept {
-        pub(crate) fn new() -> Kept {
+    impl TestMap {
+        pub(crate) fn new() -> TestMap {
             let (segments, log, wants) = (Segments::default(), Log::default(), Wants::default());
-            Kept { map: Map::new(1 << 20), segments, log, wants, stamp: 0 }
+            TestMap { map: Map::new(1 << 20), segments, log, wants, stamp: 0 }
         }
 
         pub(crate) fn with<T>(&mut self, change: impl FnOnce(&mut Map, &mut Accounts<'_>) -> T) -> T {
-            let Kept { map, segments, log, wants, .. } = self;
+            let TestMap { map, segments, log, wants, .. } = self;
             let mut accounts = Accounts { segments, log, wants, audit: &mut (), mutations: Mutations::default() };
             let result = change(map, &mut accounts);
             self.segments.verify();
@@ -264,7 +264,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_written_last_is_seen_and_what_it_replaces_is_named_no_more() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         kept.write(0, 2, 4, 2);
         assert_eq!(kept.seen(0, 0, 10), [1, 1, 2, 2, 2, 2, 1, 1, 0, 0]);
@@ -277,7 +277,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_layer_shows_what_those_below_it_say_where_it_says_nothing() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 4, 1);
         for (frozen, live) in [(0, 1), (1, 2), (2, 3)] {
             let snapshot =
@@ -299,7 +299,7 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "is not among those that have")]
     fn a_layer_with_runs_that_nobody_knows_of_is_a_bug() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 1, 1);
         kept.map.overlaid.clear();
         kept.map.verify();
