@@ -269,7 +269,8 @@ pub struct Counters {
     pub rolls: u64,
     pub segments_written: u64,
     pub segment_bytes_written: u64,
-    pub bypass_bytes: u64,
+    #[serde(rename = "bypass_bytes")]
+    pub direct_bytes: u64,
     /// Guests' data that left the log for segments.
     #[serde(default)]
     pub destaged_bytes: u64,

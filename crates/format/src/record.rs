@@ -45,7 +45,7 @@ pub enum Source {
     /// Data moved by the cleaner: payload block in the segment it came from.
     Segment { segment: SegmentNo, block: u32 },
     /// A bulk write that never was in the log: it takes effect with this record's LSN, unconditionally.
-    Bypass,
+    Direct,
     /// Data moved out of a packed segment: where its first unit starts. The others follow by the extent's own lengths,
     /// since units are moved as they lie; one that was not is an extent by itself.
     Packed { segment: SegmentNo, granule: u32 },
@@ -107,7 +107,7 @@ impl SharedExtent {
             && self.crcs.len() as u64 == blocks
             && self.lengths.fit_from(self.granule)
             && self.segment.epoch >= STORE_EPOCHS
-            && self.source != Source::Bypass
+            && self.source != Source::Direct
     }
 }
 
@@ -451,7 +451,7 @@ mod tests {
             homes: vec![leg(1), leg(2), leg(3)],
             extents: vec![
                 CommitExtent { key: Key(7), blocks: 2, source: Source::Log(Lsn(5)) },
-                CommitExtent { key: Key(20), blocks: 1, source: Source::Bypass },
+                CommitExtent { key: Key(20), blocks: 1, source: Source::Direct },
             ],
             crcs: vec![1, 2, u32::MAX],
         }
@@ -579,7 +579,7 @@ mod tests {
         };
         refused(&|bad| bad.catalogue.epoch = Epoch(4));
         refused(&|bad| bad.extents[0].segment.epoch = Epoch(4));
-        refused(&|bad| bad.extents[0].source = Source::Bypass);
+        refused(&|bad| bad.extents[0].source = Source::Direct);
         refused(&|bad| bad.extents[0].blocks = 3);
         refused(&|bad| bad.extents[0].crcs = vec![5]);
         refused(&|bad| bad.extents[0].granule = 1023);

@@ -79,7 +79,7 @@ pub fn counters(c: holdfast_volume::Counters) -> Counters {
         rolls: c.rolls,
         segments_written: c.segments_written,
         segment_bytes_written: c.segment_bytes_written,
-        bypass_bytes: c.bypass_bytes,
+        direct_bytes: c.direct_bytes,
         destaged_bytes: c.destaged_bytes,
         segments_cleaned: c.segments_cleaned,
         cleaned_bytes: c.cleaned_bytes,

@@ -1095,7 +1095,7 @@ fn part_bytes(clients: usize, volumes: usize) -> u64 {
 /// Small volumes with little memory: everything that takes long elsewhere happens soon.
 fn tune(config: &mut holdfast_volume::Config) {
     (config.writeback_bytes_max, config.map_cache_bytes_max) = (512 << 10, 128 << 10);
-    (config.segment_payload_bytes, config.bypass_bytes_min) = (64 << 10, 32 << 10);
+    (config.segment_payload_bytes, config.direct_bytes_min) = (64 << 10, 32 << 10);
     config.destage_age_max = Duration::from_millis(100);
 }
 

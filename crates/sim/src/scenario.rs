@@ -39,7 +39,7 @@ impl Setup {
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
-        (plan.segment_bytes, plan.bypass_bytes, plan.map_cache_bytes) = (128 << 10, 64 << 10, 256 << 10);
+        (plan.segment_bytes, plan.direct_bytes, plan.map_cache_bytes) = (128 << 10, 64 << 10, 256 << 10);
         (plan.disk_bytes, plan.sizing.journal_bytes, plan.sizing.unit_bytes) = (24 << 20, 4 << 20, 128 << 10);
         (plan.destage_age, plan.fold_runs, plan.clean_dead_per_mille) = (Duration::from_millis(200), 32, 300);
         (plan.read_ahead_bytes, plan.slice_runs) = (256 << 10, 64);

@@ -167,7 +167,7 @@ impl Run {
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
         let mut guests =
-            Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.bypass_bytes), plan.clones_max as u64);
+            Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.direct_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();
         let drain_prng = Prng::new(plan.seed ^ 0xd5a1);
         let recovery_prng = Prng::new(plan.seed ^ 0x4ec0);
@@ -218,7 +218,7 @@ impl Run {
         config.writeback_bytes_max = plan.writeback_bytes;
         config.map_cache_bytes_max = plan.map_cache_bytes;
         config.segment_payload_bytes = plan.segment_bytes;
-        config.bypass_bytes_min = plan.bypass_bytes;
+        config.direct_bytes_min = plan.direct_bytes;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);

@@ -282,7 +282,7 @@ fn rule_13_bulk_writes_keep_their_place_in_the_order() {
         cluster.ask(owner, What::Discard, 12, 4);
         cluster.pass_ms(20);
         cluster.read(0, 40);
-        assert!(cluster.status().counters.bypass_bytes > 0);
+        assert!(cluster.status().counters.direct_bytes > 0);
         cluster.crash_host(0);
         cluster.take_over_on(1);
         cluster.read(0, 40);
@@ -307,7 +307,7 @@ fn rule_15_an_absent_metadata_store_never_fills_the_log() {
 }
 
 #[test]
-fn rule_16_a_hung_node_does_not_stall_a_bypass_write() {
+fn rule_16_a_hung_node_does_not_stall_a_direct_write() {
     for node in 0..4 {
         let mut cluster = Setup::new(16).nodes(4).layout("parity:2+1").start();
         cluster.write(0, 32);
@@ -325,7 +325,7 @@ fn rule_16_a_hung_node_does_not_stall_a_bypass_write() {
 
 /// Begun anew each time it is late, on the same disks and with their work doubled, it would never be done.
 #[test]
-fn a_bypass_write_to_slow_disks_that_nothing_can_stand_in_for_is_done_at_their_pace() {
+fn a_direct_write_to_slow_disks_that_nothing_can_stand_in_for_is_done_at_their_pace() {
     for lost in 0..3 {
         let mut cluster = Setup::new(161).layout("parity:2+1").start();
         cluster.write(0, 32);
@@ -1386,7 +1386,7 @@ fn writes_that_come_while_no_leg_can_be_used_leave_journals_room() {
     let mut cluster = Setup::new(71)
         .with(|plan| {
             (plan.volume_bytes, plan.writeback_bytes) = (16 << 20, 64 << 20);
-            (plan.segment_bytes, plan.bypass_bytes) = (512 << 10, 512 << 10);
+            (plan.segment_bytes, plan.direct_bytes) = (512 << 10, 512 << 10);
             plan.disk_bytes = 96 << 20;
         })
         .start();

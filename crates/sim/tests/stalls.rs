@@ -29,7 +29,7 @@ fn setup() -> Setup {
     Setup::new(1).with(|plan| {
         (plan.volume_bytes, plan.disk_bytes) = (LEAVES * 512 * BLOCK, 256 << 20);
         (plan.map_cache_bytes, plan.writeback_bytes) = (8 << 20, 4 << 20);
-        (plan.segment_bytes, plan.bypass_bytes) = (1 << 20, 512 << 10);
+        (plan.segment_bytes, plan.direct_bytes) = (1 << 20, 512 << 10);
         (plan.fold_runs, plan.slice_runs) = (2000, SLICE);
         plan.audit_every = Duration::from_secs(3600);
     })

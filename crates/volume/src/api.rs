@@ -55,7 +55,7 @@ pub struct Config {
     /// Payload of a full segment.
     pub segment_payload_bytes: u32,
     /// A write at least this long becomes a segment directly.
-    pub bypass_bytes_min: u32,
+    pub direct_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
     pub destage_age_max: Duration,
     /// Dead share (per mille) of a segment from which the cleaner wants it while the grid is nearly empty. The less is
@@ -101,7 +101,7 @@ impl Config {
             read_ahead_bytes_max: 32 << 20,
             read_ahead_after_blocks: 128,
             segment_payload_bytes: 4 << 20,
-            bypass_bytes_min: 1 << 20,
+            direct_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,
             search_step: 16_384,
@@ -572,7 +572,7 @@ pub struct Counters {
     pub rolls: u64,
     pub segments_written: u64,
     pub segment_bytes_written: u64,
-    pub bypass_bytes: u64,
+    pub direct_bytes: u64,
     /// Guests' data that left the log for segments; what was overwritten before did not.
     pub destaged_bytes: u64,
     pub segments_cleaned: u64,

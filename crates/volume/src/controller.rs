@@ -592,7 +592,7 @@ impl Controller {
 
     pub(crate) fn write_segment(&mut self, work: Work, out: Out) {
         if matches!(work.kind, JobKind::Direct { .. }) {
-            self.counters.bypass_bytes += work.bytes();
+            self.counters.direct_bytes += work.bytes();
         }
         self.drive_writer(out, |writer, around, out| writer.start(around, work, out));
     }

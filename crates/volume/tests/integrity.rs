@@ -78,7 +78,7 @@ fn segments_damaged_in_two_shards_are_repaired_where_each_block_can_be() {
         let mut world = World::new(seed, 4, Layout::Parity { data: 2, parity: 1 }, 2 << 20);
         // Shards of several stripes.
         let mut bounds = config(seed, 1);
-        (bounds.segment_payload_bytes, bounds.bypass_bytes_min) = (512 << 10, 256 << 10);
+        (bounds.segment_payload_bytes, bounds.direct_bytes_min) = (512 << 10, 256 << 10);
         world.config = Some(bounds);
         world.open();
         world.write_all(0, LEN);

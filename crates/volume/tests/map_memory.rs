@@ -102,7 +102,7 @@ fn beside_a_cleaner_that_is_always_at_work_the_overlay_is_folded() {
     world.config = Some(Config {
         segment_payload_bytes: 64 << 10,
         writeback_bytes_max: 8 << 20,
-        bypass_bytes_min: 64 << 10,
+        direct_bytes_min: 64 << 10,
         map_cache_bytes_max: CACHE,
         ..config(3, 1)
     });

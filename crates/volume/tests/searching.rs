@@ -31,7 +31,7 @@ fn in_small_segments(seed: u64) -> World {
     let bounds = Config {
         search_step: 1,
         segment_payload_bytes: 16 << 10,
-        bypass_bytes_min: 8 << 10,
+        direct_bytes_min: 8 << 10,
         map_cache_bytes_max: 64 << 10,
         ..config(seed, 1)
     };
@@ -75,7 +75,7 @@ fn what_a_long_search_has_found_outlives_folds() {
 
 #[test]
 fn what_lies_in_many_pieces_is_not_read_all_at_once() {
-    let bounds = Config { segment_payload_bytes: 2 << 20, bypass_bytes_min: 4 << 20, ..config(3, 1) };
+    let bounds = Config { segment_payload_bytes: 2 << 20, direct_bytes_min: 4 << 20, ..config(3, 1) };
     let reserve = holdfast_volume::reserve_bytes(&bounds, CAPACITY);
     let mut world = written_again(3, bounds, 2);
     let before = counters(&world);

@@ -127,7 +127,7 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
         "{} appended, {} to a standby too; {} past the log",
         Size(parts.log.appended_bytes),
         count(c.append_hedges, "hedge"),
-        Size(c.bypass_bytes)
+        Size(c.direct_bytes)
     )]);
 }
 

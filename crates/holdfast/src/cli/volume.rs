@@ -746,7 +746,7 @@ fn live_rows(live: &VolumeLive, row: &mut impl FnMut(&str, String)) {
             c.segments_written,
             Size(c.segment_bytes_written),
             Size(c.destaged_bytes),
-            Size(c.bypass_bytes)
+            Size(c.direct_bytes)
         ),
     );
     row("cleaned", format!("{} segments ({}), {} freed", c.segments_cleaned, Size(c.cleaned_bytes), c.segments_freed));

@@ -210,7 +210,7 @@ impl Controller {
     }
 
     fn admits(&mut self, len: u64) -> bool {
-        let direct = len >= u64::from(self.basis.config.bypass_bytes_min);
+        let direct = len >= u64::from(self.basis.config.direct_bytes_min);
         let fits =
             if direct { self.direct.has_room() } else { self.log.bytes + len <= self.basis.config.writeback_bytes_max };
         let fits = fits && (direct || len == 0 || self.journals_admit(len));
@@ -224,7 +224,7 @@ impl Controller {
     pub(crate) fn writes_wait_for_journals(&self) -> bool {
         let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|(_, r)| &r.op) else { return false };
         let len = data.len() as u64;
-        len < u64::from(self.basis.config.bypass_bytes_min) && !self.journals_admit(len)
+        len < u64::from(self.basis.config.direct_bytes_min) && !self.journals_admit(len)
     }
 
     /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner
@@ -305,11 +305,11 @@ impl Controller {
             self.append_control(Record::Discard { key, blocks: part.blocks }, Done::Write(part.op), out);
             return;
         };
-        if data.len() >= self.basis.config.bypass_bytes_min as usize {
+        if data.len() >= self.basis.config.direct_bytes_min as usize {
             self.write_directly(part.op, key, data, out);
             return;
         }
-        let entry_max = ENTRY_BYTES_MAX.min(self.basis.config.bypass_bytes_min as usize).max(BLOCK_BYTES);
+        let entry_max = ENTRY_BYTES_MAX.min(self.basis.config.direct_bytes_min as usize).max(BLOCK_BYTES);
         let mut at = 0;
         self.add_parts(data.len().div_ceil(entry_max) as u32 - 1, part.op);
         while at < data.len() {

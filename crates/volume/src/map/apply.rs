@@ -85,7 +85,7 @@ impl Accounts<'_> {
 /// Whether a run of the map (an overlay piece, or `None` for "what the base says") names a commit's source.
 fn names_source(place: Option<&Place>, source: Source, offset: u64) -> bool {
     match (source, place) {
-        (Source::Bypass, _) => true,
+        (Source::Direct, _) => true,
         (Source::Log(from), Some(Place::Log { lsn, .. })) => *lsn == from,
         (Source::Segment { segment, block }, Some(Place::Segment { segment: at, block: at_block, .. })) => {
             *at == segment && u64::from(*at_block) == u64::from(block) + offset

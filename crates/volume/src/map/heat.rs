@@ -91,7 +91,7 @@ impl Map {
                 Source::Segment { segment, .. } | Source::Packed { segment, .. } => {
                     segments.get(segment).map_or(0, |s| s.born)
                 }
-                Source::Log(_) | Source::Bypass => self.heat.now,
+                Source::Log(_) | Source::Direct => self.heat.now,
             };
             sum += u128::from(born) * u128::from(extent.blocks);
             blocks += u128::from(extent.blocks);
@@ -125,6 +125,6 @@ mod tests {
         let from = |source, blocks| CommitExtent { key: Key(0), blocks, source };
         let moved = from(Source::Segment { segment: no(1, 1), block: 0 }, 3);
         assert_eq!(map.born(&[moved], &segments), 100);
-        assert_eq!(map.born(&[moved, from(Source::Bypass, 1)], &segments), 325);
+        assert_eq!(map.born(&[moved, from(Source::Direct, 1)], &segments), 325);
     }
 }

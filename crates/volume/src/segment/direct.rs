@@ -128,7 +128,7 @@ impl DirectWrites {
         let mut writes = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let blocks = (piece.data.len() / BLOCK_BYTES) as u32;
-            extents.push(CommitExtent { key: piece.key, blocks, source: Source::Bypass });
+            extents.push(CommitExtent { key: piece.key, blocks, source: Source::Direct });
             crcs.extend(block_crcs(&piece.data));
             payload.push(piece.data);
             writes.push((piece.op, piece.key, u64::from(blocks)));

@@ -605,7 +605,7 @@ mod tests {
         fn start(&mut self, kind: JobKind) -> Vec<Put> {
             let payload = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
             let crcs = block_crcs(&payload);
-            let extents = vec![CommitExtent { key: holdfast_base::Key(4), blocks: 2, source: Source::Bypass }];
+            let extents = vec![CommitExtent { key: holdfast_base::Key(4), blocks: 2, source: Source::Direct }];
             let work = Work { kind, extents, payload: vec![payload], crcs };
             self.with(|writer, around, out| writer.start(around, work, out));
             self.puts()

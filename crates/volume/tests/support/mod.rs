@@ -628,7 +628,7 @@ pub fn config(seed: u64, instance: u64) -> Config {
     let mut config = Config::new(GRID, VOLUME, "host", InstanceId(u128::from(instance) + 1), seed);
     config.writeback_bytes_max = 1 << 20;
     config.segment_payload_bytes = 128 << 10;
-    config.bypass_bytes_min = 64 << 10;
+    config.direct_bytes_min = 64 << 10;
     config.map_cache_bytes_max = 8 << 10;
     config.fold_runs_min = 16;
     config
