@@ -1,4 +1,4 @@
-//! Encryption at rest: keys of ledgers and segments, made from a volume's key, and what is sealed with them.
+//! Encryption at rest: keys of ledgers and segments, made from a volume's key, and what is encrypted with them.
 //!
 //! Role: pure functions over the caller's bytes, like the erasure code. Nothing here draws entropy, keeps state between
 //! calls, or knows where bytes go; the same key, position and bytes always give the same ciphertext.
@@ -21,7 +21,7 @@
 //!    that are never used twice; the simulator checks it with [`Cipher::fingerprint`].
 //! 2. Secrets are never shown: `Debug` of a key tells its id.
 //!
-//! Faults: bytes that differ from what was sealed, or that were sealed elsewhere, are told by `false` or `None`.
+//! Faults: bytes that differ from what was encrypted, or that were encrypted elsewhere, are told by `false` or `None`.
 
 #![deny(unsafe_code)]
 
@@ -169,18 +169,18 @@ impl Cipher {
     }
 
     /// Encrypts an entry's payload; `bound` is what it is bound to besides its LSN.
-    pub fn seal_entry(&self, lsn: Lsn, bound: &[u8], payload: &mut [u8]) -> [u8; TAG_BYTES] {
+    pub fn encrypt_entry(&self, lsn: Lsn, bound: &[u8], payload: &mut [u8]) -> [u8; TAG_BYTES] {
         self.encrypt(nonce_of(lsn.0), bound, payload)
     }
 
-    /// Decrypts an entry's payload; false, and bytes of no meaning, where it is not what was sealed.
-    pub fn open_entry(&self, lsn: Lsn, bound: &[u8], tag: &[u8; TAG_BYTES], payload: &mut [u8]) -> bool {
+    /// Decrypts an entry's payload; false, and bytes of no meaning, where it is not what was encrypted.
+    pub fn decrypt_entry(&self, lsn: Lsn, bound: &[u8], tag: &[u8; TAG_BYTES], payload: &mut [u8]) -> bool {
         let (nonce, bound) = (nonce_of(lsn.0), Aad::from(bound));
         self.0.open_in_place_separate_tag(nonce, bound, Tag::from(*tag), payload, 0..).is_ok()
     }
 
     /// Encrypts whole blocks, the first of them at `position` of its segment. `checks` gets the head of each one's tag.
-    pub fn seal_blocks(&self, position: u32, bytes: &mut [u8], checks: &mut Vec<u32>) {
+    pub fn encrypt_blocks(&self, position: u32, bytes: &mut [u8], checks: &mut Vec<u32>) {
         assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "segments hold whole blocks");
         for (at, block) in (u64::from(position)..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
             let tag = self.encrypt(nonce_of(at), &[], block);
@@ -189,7 +189,7 @@ impl Cipher {
     }
 
     /// Decrypts whole blocks; false, and bytes of no meaning, where they don't fit the checks, if there are any.
-    pub fn open_blocks(&self, position: u32, bytes: &mut [u8], checks: Option<&[u32]>) -> bool {
+    pub fn decrypt_blocks(&self, position: u32, bytes: &mut [u8], checks: Option<&[u32]>) -> bool {
         assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "segments hold whole blocks");
         let mut again = [0; BLOCK_BYTES];
         for (i, block) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {

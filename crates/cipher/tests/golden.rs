@@ -41,10 +41,10 @@ fn blocks_of_a_segment() {
         ),
     ] {
         let (mut bytes, mut checks) = (block(), Vec::new());
-        cipher.seal_blocks(position, &mut bytes, &mut checks);
+        cipher.encrypt_blocks(position, &mut bytes, &mut checks);
         assert_eq!((hex(&bytes[..32]).as_str(), hex(&bytes[BLOCK_BYTES - 16..]).as_str()), (head, tail));
         assert_eq!(checks, [check]);
-        assert!(cipher.open_blocks(position, &mut bytes, Some(&[check])));
+        assert!(cipher.decrypt_blocks(position, &mut bytes, Some(&[check])));
         assert_eq!(bytes, block());
     }
 }
@@ -54,11 +54,11 @@ fn an_entry_of_a_ledger() {
     let ledger = LedgerId { epoch: Epoch(7), n: 2 };
     let cipher = VolumeKey::new(&secret()).of_ledger(VOLUME, ledger, InstanceId(0xab_cdef));
     let mut bytes = block();
-    let tag = cipher.seal_entry(Lsn(123_456_789), b"record", &mut bytes);
+    let tag = cipher.encrypt_entry(Lsn(123_456_789), b"record", &mut bytes);
     assert_eq!(hex(&bytes[..32]), "68a366526b9fd3c0c2276602f01fc43f11842ad01a951d5577a52b2432cf741c");
     assert_eq!(hex(&bytes[BLOCK_BYTES - 16..]), "8ec68ef655b98bc4072f1b3a4bea60e7");
     assert_eq!(hex(&tag), "a0b333191784ed49a2fb310727715946");
-    assert!(cipher.open_entry(Lsn(123_456_789), b"record", &tag, &mut bytes));
+    assert!(cipher.decrypt_entry(Lsn(123_456_789), b"record", &tag, &mut bytes));
     assert_eq!(bytes, block());
 }
 

@@ -269,8 +269,8 @@ impl<M: Machine> World<M> {
         if self.handled.is_multiple_of(VERIFIED_EVERY) {
             slot.machine.verify();
         }
-        for seal in slot.machine.take_seals() {
-            self.seals.note(seal);
+        for encryption in slot.machine.take_encryptions() {
+            self.encryptions.note(encryption);
         }
         let list = effects.take();
         self.host_effects = effects;

@@ -1,28 +1,29 @@
 //! Checks on encrypted volumes: no key and position ever seal two plaintexts, and no disk holds what guests wrote.
 //!
-//! Role: [`Seals`] hears of everything that controllers encrypt, over the whole run and all owners. [`plain_sector`] looks
-//! through a disk for the pattern that every sector of the guests has, whatever its version and address.
+//! Role: [`Encryptions`] hears of everything that controllers encrypt, over the whole run and all owners.
+//! [`plain_sector`] looks through a disk for the pattern that every sector of the guests has, whatever its version and
+//! address.
 
 use crate::checker::is_pattern;
 use crate::disk::Disk;
 use crate::world::World;
 use holdfast_cipher::{KEY_BYTES, Secret, VolumeKey};
-use holdfast_volume::{Controller, Seal};
+use holdfast_volume::{Controller, Encryption};
 use std::collections::BTreeMap;
 
 /// What was encrypted, by key and position.
 #[derive(Debug, Default)]
-pub struct Seals {
+pub struct Encryptions {
     seen: BTreeMap<(u128, u64), (u32, u32)>,
     broken: Option<String>,
 }
 
-impl Seals {
-    pub fn note(&mut self, seal: Seal) {
-        let first = *self.seen.entry((seal.key, seal.position)).or_insert(seal.digest);
-        if first != seal.digest {
+impl Encryptions {
+    pub fn note(&mut self, encryption: Encryption) {
+        let first = *self.seen.entry((encryption.key, encryption.position)).or_insert(encryption.digest);
+        if first != encryption.digest {
             self.broken.get_or_insert_with(|| {
-                format!("key {:x} and position {} have sealed two plaintexts", seal.key, seal.position)
+                format!("key {:x} and position {} have sealed two plaintexts", encryption.key, encryption.position)
             });
         }
     }

@@ -77,7 +77,7 @@ pub struct Outcome {
     /// What reads took of what had come with other blocks.
     pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
-    pub seals: u64,
+    pub encryptions: u64,
     /// Times that the metadata store was lost, and all volumes had back from nodes, and that some could only be found.
     pub recovered: u32,
     pub found: u32,
@@ -229,7 +229,7 @@ impl Run {
         config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
         config.key = plan.encrypted.then(|| key_of(plan.seed));
-        config.notes_seals = plan.encrypted;
+        config.notes_encryptions = plan.encrypted;
         config
     }
 
@@ -552,7 +552,7 @@ impl Run {
         match self
             .failure
             .take()
-            .or_else(|| self.world.seals.take_broken())
+            .or_else(|| self.world.encryptions.take_broken())
             .or_else(|| self.world.witness.take_broken())
         {
             Some(why) => Err(why),
@@ -784,7 +784,7 @@ impl Run {
             cache_hits: self.cache_hits(),
             disk_waits: self.world.nodes.iter().filter_map(|node| node.machine()).map(store::Node::waited).sum(),
             ahead_bytes: 0,
-            seals: self.world.seals.count(),
+            encryptions: self.world.encryptions.count(),
             recovered: self.recovered,
             found: self.found,
             plain_seen: self.plain_seen,

@@ -13,13 +13,13 @@ use crate::host::HostProc;
 use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
 use crate::node::{NodeAsk, NodeProc};
-use crate::secrecy::Seals;
+use crate::secrecy::Encryptions;
 use crate::shards::ShardWitness;
 use crate::trace::Trace;
 use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng};
 use holdfast_format::wire::Reply;
 use holdfast_store as store;
-use holdfast_volume::{Effect, Event, Notice, Seal, Turn};
+use holdfast_volume::{Effect, Encryption, Event, Notice, Turn};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub trait Machine {
     fn verify(&self) {}
 
     /// What it has encrypted since the last call.
-    fn take_seals(&mut self) -> Vec<Seal> {
+    fn take_encryptions(&mut self) -> Vec<Encryption> {
         Vec::new()
     }
 
@@ -56,8 +56,8 @@ impl Machine for holdfast_volume::Controller {
         holdfast_volume::Controller::verify(self);
     }
 
-    fn take_seals(&mut self) -> Vec<Seal> {
-        holdfast_volume::Controller::take_seals(self)
+    fn take_encryptions(&mut self) -> Vec<Encryption> {
+        holdfast_volume::Controller::take_encryptions(self)
     }
 
     fn last_turn(&self) -> Turn {
@@ -196,7 +196,7 @@ pub struct World<M> {
     pub nodes: Vec<NodeProc>,
     pub hosts: Vec<HostProc<M>>,
     pub outputs: VecDeque<Output>,
-    pub seals: Seals,
+    pub encryptions: Encryptions,
     pub witness: ShardWitness,
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
@@ -234,7 +234,7 @@ impl<M: Machine> World<M> {
             nodes: Vec::new(),
             hosts: Vec::new(),
             outputs: VecDeque::new(),
-            seals: Seals::default(),
+            encryptions: Encryptions::default(),
             witness: ShardWitness::default(),
             node_effects: Effects::new(),
             host_effects: Effects::new(),

@@ -24,7 +24,7 @@ fn random_runs_are_sound_and_repeatable() {
         ("disk operations that waited for a place", sum(|o| o.disk_waits)),
         ("recoveries from what nodes hold", sum(|o| u64::from(o.recovered))),
         ("volumes of which a newer root might be somewhere", sum(|o| u64::from(o.found))),
-        ("seals", sum(|o| o.seals)),
+        ("encryptions", sum(|o| o.encryptions)),
         ("sectors of guests on disks of volumes that are not encrypted", sum(|o| u64::from(o.plain_seen))),
     ] {
         println!("{count} {what}");

@@ -41,8 +41,8 @@ pub struct Config {
     pub only_from: Option<Epoch>,
     /// What the volume is encrypted with; it must be the key that its root record names.
     pub key: Option<VolumeKey>,
-    /// For a check: see [`Controller::take_seals`](crate::Controller::take_seals).
-    pub notes_seals: bool,
+    /// For a check: see [`Controller::take_encryptions`](crate::Controller::take_encryptions).
+    pub notes_encryptions: bool,
     /// Log entries that may wait for destage (protocol rule 23).
     pub writeback_bytes_max: u64,
     /// Memory of clean map pages.
@@ -95,7 +95,7 @@ impl Config {
             keeps_spare: false,
             only_from: None,
             key: None,
-            notes_seals: false,
+            notes_encryptions: false,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
             read_ahead_bytes_max: 32 << 20,

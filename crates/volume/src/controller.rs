@@ -47,7 +47,7 @@ use crate::rest::{Rest, TICK_REST};
 use crate::segment::Segments;
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
-use crate::segment::encrypt::Seal;
+use crate::segment::encrypt::Encryption;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
 use crate::sharing::segments::SharedSegments;
@@ -133,7 +133,7 @@ pub struct Controller {
     pub(crate) care: Care,
     pub(crate) shared: SharedSegments,
     pub(crate) counters: Counters,
-    pub(crate) seals: Vec<Seal>,
+    pub(crate) encryptions: Vec<Encryption>,
     pub(crate) last_activity: Instant,
     /// When a volume that is being closed is left as it is.
     pub(crate) close_by: Option<Instant>,
@@ -187,7 +187,7 @@ impl Controller {
             care: Care::default(),
             shared: SharedSegments::default(),
             counters: Counters::default(),
-            seals: Vec::new(),
+            encryptions: Vec::new(),
             last_activity: Instant::ZERO,
             close_by: None,
             last_tick: Instant::ZERO,
@@ -520,7 +520,7 @@ impl Controller {
             rotation: &mut self.rotation,
             rng: &mut self.rng,
             counters: &mut self.counters,
-            seals: &mut self.seals,
+            encryptions: &mut self.encryptions,
             wishes: &mut wishes,
         };
         let outcome = act(&mut self.writer, &mut around, out);
@@ -737,9 +737,9 @@ impl Controller {
         }
     }
 
-    /// What was encrypted since the last call, where [`Config::notes_seals`] asks for it.
-    pub fn take_seals(&mut self) -> Vec<Seal> {
-        std::mem::take(&mut self.seals)
+    /// What was encrypted since the last call, where [`Config::notes_encryptions`] asks for it.
+    pub fn take_encryptions(&mut self) -> Vec<Encryption> {
+        std::mem::take(&mut self.encryptions)
     }
 
     fn drive_repair(&mut self, out: Out) {

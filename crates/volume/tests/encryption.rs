@@ -23,7 +23,7 @@ fn encrypted(seed: u64, nodes: u32, layout: Layout, size: u64) -> World {
     let mut world = World::new(seed, nodes, layout, size);
     assert_eq!(world.controller.state(), State::Open);
     world.encrypt(&key(1));
-    world.config = Some(Config { key: Some(key(1)), notes_seals: true, ..config(seed, 1) });
+    world.config = Some(Config { key: Some(key(1)), notes_encryptions: true, ..config(seed, 1) });
     world.open();
     world
 }
@@ -147,9 +147,9 @@ fn hedges_send_the_same_bytes_and_no_position_is_used_for_two_plaintexts() {
         world.write_all(LEN / 2, LEN / 4);
         world.nodes[hung].hang_appends = false;
         world.span(Duration::from_secs(3));
-        for seal in world.controller.take_seals() {
-            let first = *seen.entry((seal.key, seal.position)).or_insert(seal.digest);
-            assert_eq!(first, seal.digest, "a key and a position have sealed two plaintexts");
+        for encryption in world.controller.take_encryptions() {
+            let first = *seen.entry((encryption.key, encryption.position)).or_insert(encryption.digest);
+            assert_eq!(first, encryption.digest, "a key and a position have sealed two plaintexts");
         }
         if round % 4 == 3 {
             world.open();

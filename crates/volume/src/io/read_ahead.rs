@@ -18,7 +18,7 @@
 use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
-use crate::segment::encrypt::open_blocks;
+use crate::segment::encrypt::decrypt_blocks;
 use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
 use holdfast_format::record::SegmentNo;
@@ -428,9 +428,14 @@ impl Controller {
             }
         }
         let from = (taker.block - first) as usize * BLOCK_BYTES;
-        let sealed = bytes.slice(from..from + taker.blocks as usize * BLOCK_BYTES);
-        match open_blocks(&self.basis.config, self.basis.segment_id(segment), taker.block, sealed, taker.crcs.as_ref())
-        {
+        let encrypted = bytes.slice(from..from + taker.blocks as usize * BLOCK_BYTES);
+        match decrypt_blocks(
+            &self.basis.config,
+            self.basis.segment_id(segment),
+            taker.block,
+            encrypted,
+            taker.crcs.as_ref(),
+        ) {
             Some(bytes) => {
                 self.counters.ahead_bytes += bytes.len() as u64;
                 self.on_read_part(taker.op, taker.part, Ok(bytes), out);

@@ -29,7 +29,7 @@ impl Controller {
             record,
             crcs,
             payload,
-            sealed: None,
+            encrypted: None,
             done,
             ledger,
             have: 0,
@@ -93,15 +93,15 @@ impl Controller {
         }
     }
 
-    /// The entry as it goes to legs of its ledger, sealed once for each.
+    /// The entry as it goes to legs of its ledger, encrypted once for each.
     fn as_sent(&mut self, lsn: Lsn) -> Sent {
         let entry = self.log.get(lsn).expect("an entry that is sent is in the window");
-        if let Some(sent) = entry.sealed.as_deref().filter(|sent| sent.is_for(entry.ledger)) {
+        if let Some(sent) = entry.encrypted.as_deref().filter(|sent| sent.is_for(entry.ledger)) {
             return sent.clone();
         }
-        let sent = Sent::of(&self.basis.config, lsn, entry, &mut self.seals);
+        let sent = Sent::of(&self.basis.config, lsn, entry, &mut self.encryptions);
         if self.is_encrypted() {
-            self.log.get_mut(lsn).expect("just seen").sealed = Some(Box::new(sent.clone()));
+            self.log.get_mut(lsn).expect("just seen").encrypted = Some(Box::new(sent.clone()));
         }
         sent
     }
@@ -194,7 +194,7 @@ impl Controller {
             let lsn = self.log.complete_next();
             self.apply(lsn);
             let entry = self.log.get_mut(lsn).expect("just completed");
-            entry.sealed = None;
+            entry.encrypted = None;
             let done = std::mem::replace(&mut entry.done, Done::Nothing);
             self.on_done(done, out);
         }

@@ -43,7 +43,7 @@ pub struct Entry {
     pub crcs: Arc<[BlockCrc]>,
     pub payload: Buf,
     /// What legs get instead of header, checksums and payload, while it may be sent again.
-    pub sealed: Option<Box<Sent>>,
+    pub encrypted: Option<Box<Sent>>,
     pub done: Done,
     /// The ledger that holds (or is to hold) it, and the legs that do or were asked to.
     pub ledger: LedgerId,

@@ -659,7 +659,7 @@ impl Controller {
                 record,
                 crcs: found.entry.crcs.into(),
                 payload: found.payload,
-                sealed: None,
+                encrypted: None,
                 done: Done::Nothing,
                 ledger,
                 have,
@@ -901,7 +901,7 @@ impl Controller {
                 break;
             }
             let lsn = opening.reappending.pop_front().expect("just seen");
-            self.log.get_mut(lsn).expect("in the window").sealed = None;
+            self.log.get_mut(lsn).expect("in the window").encrypted = None;
         }
         let may_send = self.basis.now >= opening.reappend_at;
         for lsn in opening.reappending.iter().filter(|_| may_send) {

@@ -1,14 +1,14 @@
-//! Encryption at rest: what leaves the controller of an encrypted volume is sealed, what comes back is opened.
+//! Encryption at rest: what leaves the controller of an encrypted volume is encrypted, what comes back is opened.
 //!
 //! Role: called where entries go to legs and come back in recovery, and where payload goes into segments and is
-//! fetched. Memory holds plaintext; what is sealed is made from it anew for each ledger and each segment, so that
-//! nodes, repair and moves see ciphertext only, and nothing that was sealed for one place is ever put into another.
+//! fetched. Memory holds plaintext; what is encrypted is made from it anew for each ledger and each segment, so that
+//! nodes, repair and moves see ciphertext only, and nothing that was encrypted for one place is ever put into another.
 //!
 //! Invariants
 //! 1. A key and a position seal one plaintext (protocol rule 21). An entry's key is that of its ledger *and* of this
-//!    opening, its position the LSN: a hedge sends the same bytes again, an entry that goes to another ledger is sealed
-//!    anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key is that
-//!    of its id, which each attempt at writing it takes anew.
+//!    opening, its position the LSN: a hedge sends the same bytes again, an entry that goes to another ledger is
+//!    encrypted anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key
+//!    is that of its id, which each attempt at writing it takes anew.
 //! 2. Where the volume has a key, data without a seal is not accepted, neither from a leg nor from a shard.
 //!
 //! Not encrypted: records without payload (what was written where, discards, commits), leaves of the map, checkpoints.
@@ -33,9 +33,9 @@ pub struct Sent {
     pub(crate) crcs: Vec<BlockCrc>,
 }
 
-/// That something was encrypted, for the check that no key and position ever seal two plaintexts.
+/// That something was encrypted, for the check that no key and position ever encrypt two plaintexts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seal {
+pub struct Encryption {
     /// Equal for equal keys.
     pub key: u128,
     pub position: u64,
@@ -44,7 +44,7 @@ pub struct Seal {
 }
 
 /// Payload of a segment as its shards hold it.
-pub(crate) struct SealedPayload {
+pub(crate) struct EncryptedPayload {
     pub(crate) payload: Vec<Buf>,
     pub(crate) crcs: Vec<BlockCrc>,
     /// The heads of the blocks' tags, instead of checksums.
@@ -71,7 +71,7 @@ fn writable(bytes: &[u8]) -> BufMut {
     copy
 }
 
-/// An entry that a leg gave back, as it was before it was sealed; `None` where it is not what was sealed.
+/// An entry that a leg gave back, as it was before it was encrypted; `None` where it is not what was encrypted.
 pub(crate) fn opened_entry(
     config: &Config,
     ledger: LedgerId,
@@ -85,7 +85,7 @@ pub(crate) fn opened_entry(
     let header = SealedHeader::decode(&entry.header)?;
     let cipher = ledger_cipher(config, key, ledger, header.instance);
     let mut bytes = writable(&payload);
-    if !cipher.open_entry(entry.lsn, header.record, &header.tag, &mut bytes) {
+    if !cipher.decrypt_entry(entry.lsn, header.record, &header.tag, &mut bytes) {
         return None;
     }
     let (payload, record) = (bytes.freeze(), header.record.to_vec());
@@ -93,61 +93,61 @@ pub(crate) fn opened_entry(
 }
 
 impl Sent {
-    /// An entry as it goes to the legs of its ledger. It is sealed there; what was encrypted is noted in `seals` where
-    /// [`Config::notes_seals`] asks for that.
-    pub(crate) fn of(config: &Config, lsn: Lsn, entry: &Entry, seals: &mut Vec<Seal>) -> Sent {
-        let is_sealed = !entry.payload.is_empty() && !config.mutations.log_in_plain();
-        let Some(key) = config.key.as_ref().filter(|_| is_sealed) else { return as_it_is(entry) };
+    /// An entry as it goes to the legs of its ledger. It is encrypted there; what was encrypted is noted in
+    /// `encryptions` where [`Config::notes_encryptions`] asks for that.
+    pub(crate) fn of(config: &Config, lsn: Lsn, entry: &Entry, encryptions: &mut Vec<Encryption>) -> Sent {
+        let is_encrypted = !entry.payload.is_empty() && !config.mutations.log_in_plain();
+        let Some(key) = config.key.as_ref().filter(|_| is_encrypted) else { return as_it_is(entry) };
         let (ledger, instance) = (entry.ledger, config.instance);
         let cipher = ledger_cipher(config, key, ledger, instance);
         let mut bytes = writable(&entry.payload);
-        let tag = cipher.seal_entry(lsn, &entry.header, &mut bytes);
-        if config.notes_seals {
+        let tag = cipher.encrypt_entry(lsn, &entry.header, &mut bytes);
+        if config.notes_encryptions {
             let digest = (crc32c(&entry.payload), crc32c(&entry.header));
-            seals.push(Seal { key: cipher.fingerprint(), position: lsn.0, digest });
+            encryptions.push(Encryption { key: cipher.fingerprint(), position: lsn.0, digest });
         }
         let header = SealedHeader { instance, tag, record: &entry.header }.encode();
         let payload = bytes.freeze();
         Sent { ledger, header, crcs: block_crcs(&payload), payload }
     }
 
-    /// Whether it is sealed for that ledger.
+    /// Whether it is encrypted for that ledger.
     pub(crate) fn is_for(&self, ledger: LedgerId) -> bool {
         self.ledger == ledger
     }
 }
 
 /// Payload for the shards of a segment of this id; `None` where the volume has no key.
-pub(crate) fn seal_payload(
+pub(crate) fn encrypt_payload(
     config: &Config,
     id: SegmentId,
     payload: &[Buf],
-    seals: &mut Vec<Seal>,
-) -> Option<SealedPayload> {
+    encryptions: &mut Vec<Encryption>,
+) -> Option<EncryptedPayload> {
     let cipher = segment_cipher(config, config.key.as_ref()?, id);
     let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
-    let mut sealed = SealedPayload {
+    let mut encrypted = EncryptedPayload {
         payload: Vec::with_capacity(payload.len()),
         crcs: Vec::with_capacity(blocks),
         checks: Vec::with_capacity(blocks),
     };
     for piece in payload {
-        let position = sealed.checks.len() as u32;
-        if config.notes_seals {
+        let position = encrypted.checks.len() as u32;
+        if config.notes_encryptions {
             let key = cipher.fingerprint();
             let plain = block_crcs(piece).into_iter().zip(u64::from(position)..);
-            seals.extend(plain.map(|(crc, position)| Seal { key, position, digest: (crc, 0) }));
+            encryptions.extend(plain.map(|(crc, position)| Encryption { key, position, digest: (crc, 0) }));
         }
         let mut bytes = writable(piece);
-        cipher.seal_blocks(position, &mut bytes, &mut sealed.checks);
-        sealed.crcs.extend(block_crcs(&bytes));
-        sealed.payload.push(bytes.freeze());
+        cipher.encrypt_blocks(position, &mut bytes, &mut encrypted.checks);
+        encrypted.crcs.extend(block_crcs(&bytes));
+        encrypted.payload.push(bytes.freeze());
     }
-    Some(sealed)
+    Some(encrypted)
 }
 
 /// Blocks of a segment, checked and decrypted; `None` where they are not what was written.
-pub(crate) fn open_blocks(
+pub(crate) fn decrypt_blocks(
     config: &Config,
     id: SegmentId,
     block: u32,
@@ -158,7 +158,7 @@ pub(crate) fn open_blocks(
     let mut plain = writable(&bytes);
     let checks = checks.map(Crcs::as_slice);
     let cipher = segment_cipher(config, key, id);
-    cipher.open_blocks(block, &mut plain, checks).then(|| plain.freeze())
+    cipher.decrypt_blocks(block, &mut plain, checks).then(|| plain.freeze())
 }
 
 fn as_it_is(entry: &Entry) -> Sent {

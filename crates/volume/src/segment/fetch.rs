@@ -11,7 +11,7 @@ use crate::api::{Counters, Out};
 use crate::basis::Basis;
 use crate::map::Crcs;
 use crate::peers::{Ask, CALLS_MAX, Peers, Purpose};
-use crate::segment::encrypt::open_blocks;
+use crate::segment::encrypt::decrypt_blocks;
 use crate::segment::{Kind, Segments};
 use crate::sharing::segments::LOOKS_MAX;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, crc32c};
@@ -167,7 +167,7 @@ impl Around<'_> {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
         }
         let (id, block) = (self.basis.segment_id(fetch.segment), fetch.payload_block);
-        open_blocks(&self.basis.config, id, block, bytes, fetch.crcs.as_ref())
+        decrypt_blocks(&self.basis.config, id, block, bytes, fetch.crcs.as_ref())
     }
 
     /// Whether what was got and what is awaited can add up to the run.

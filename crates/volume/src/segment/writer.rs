@@ -16,7 +16,7 @@ use crate::api::{Config, Counters, Lane, Out};
 use crate::basis::Basis;
 use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::direct::DirectRun;
-use crate::segment::encrypt::{Seal, SealedPayload, seal_payload};
+use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload};
 use crate::segment::shards::pieces_of;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
@@ -175,7 +175,7 @@ pub(crate) struct Around<'a> {
     pub(crate) rotation: &'a mut Rotation,
     pub(crate) rng: &'a mut Prng,
     pub(crate) counters: &'a mut Counters,
-    pub(crate) seals: &'a mut Vec<Seal>,
+    pub(crate) encryptions: &'a mut Vec<Encryption>,
     pub(crate) wishes: &'a mut Vec<Wish>,
 }
 
@@ -319,7 +319,7 @@ impl SegmentWriter {
         if volume == around.basis.volume() {
             around.segments.unsettle(no);
         }
-        let (shards, checks) = encode(&around.basis.config, &job.work, id, &geometry, around.seals);
+        let (shards, checks) = encode(&around.basis.config, &job.work, id, &geometry, around.encryptions);
         let count = shards.len() as u8;
         job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, committing: false });
         around.counters.segments_written += 1;
@@ -514,14 +514,15 @@ fn encode(
     work: &Work,
     id: SegmentId,
     geometry: &Geometry,
-    seals: &mut Vec<Seal>,
+    encryptions: &mut Vec<Encryption>,
 ) -> (Vec<Shard>, Vec<BlockCrc>) {
     let is_meta = work.kind.is_meta();
     let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
-    let sealed = if is_meta { None } else { seal_payload(config, id, &work.payload, seals) };
-    let is_sealed = sealed.is_some();
-    let plain = || SealedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() };
-    let SealedPayload { payload, crcs, checks } = sealed.unwrap_or_else(plain);
+    let encrypted = if is_meta { None } else { encrypt_payload(config, id, &work.payload, encryptions) };
+    let is_encrypted = encrypted.is_some();
+    let plain =
+        || EncryptedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() };
+    let EncryptedPayload { payload, crcs, checks } = encrypted.unwrap_or_else(plain);
     let pieces = pieces_of(payload, crcs, geometry);
     let width = geometry.code_width();
     let shards = (0..geometry.shard_count())
@@ -534,7 +535,7 @@ fn encode(
                 block_crcs: block_crcs.clone(),
                 index: index.clone(),
                 payload_crcs: checks.clone(),
-                sealed: is_sealed,
+                sealed: is_encrypted,
                 packed: None,
             };
             let header = header.encode();
@@ -594,7 +595,7 @@ mod tests {
                 rotation: &mut self.rotation,
                 rng: &mut self.rng,
                 counters: &mut self.counters,
-                seals: &mut Vec::new(),
+                encryptions: &mut Vec::new(),
                 wishes: &mut self.wishes,
             };
             let outcome = act(&mut self.writer, &mut around, &mut self.out);
