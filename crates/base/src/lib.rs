@@ -29,7 +29,7 @@ pub use ids::{
     ShardId, VolumeId,
 };
 pub use media::MediaClass;
-pub use meta::{MetaReply, MetaRequest, MetaVersion};
+pub use meta::{MetaGuard, MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;
 pub use slab::{Slab, Token};
 pub use time::Instant;

@@ -13,12 +13,20 @@ pub enum MetaRequest {
     Get {
         key: String,
     },
-    /// Sets the record (or deletes it, with `value: None`) if its version is still `expect`.
+    /// Sets the record (or deletes it, with `value: None`) if its version is still `expect`, and the guard holds.
     Swap {
         key: String,
         expect: MetaVersion,
         value: Option<Vec<u8>>,
+        guard: Option<MetaGuard>,
     },
+}
+
+/// Another record that a swap rests on: it takes place only while that one is at this version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MetaGuard {
+    pub key: String,
+    pub version: MetaVersion,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,6 +41,11 @@ pub enum MetaReply {
     },
     /// The swap lost: the record has another version than expected, and this is it.
     Conflict {
+        version: MetaVersion,
+        value: Option<Vec<u8>>,
+    },
+    /// The guard does not hold, and nothing was changed; the record that was to be is this.
+    GuardFailed {
         version: MetaVersion,
         value: Option<Vec<u8>>,
     },

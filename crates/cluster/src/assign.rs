@@ -89,6 +89,8 @@ pub struct Progress {
     pub not_before: Instant,
     /// An opening was begun, and is not begun again before.
     pub open_not_before: Instant,
+    /// It was, by this version.
+    pub was_opened: bool,
 }
 
 impl Progress {
@@ -164,6 +166,8 @@ pub fn plan(volume: VolumeId, s: &Situation) -> Step {
         return match (s.local, export.from.as_ref().filter(|from| *from != me)) {
             (None | Some(Local::Reading), Some(from)) => arrive(volume, known, from, s),
             (None | Some(Local::Reading | Local::InCare), None) => open(volume, s),
+            // It rests on an older record.
+            (Some(Local::Opening), None) if !s.progress.was_opened => Step::Do(Action::Open { volume, by: *version }),
             (Some(Local::Open), Some(_)) => note(volume, *version, ExportRecord { from: None, ..export.clone() }, None),
             _ => Step::Nothing,
         };
@@ -224,7 +228,7 @@ fn open(volume: VolumeId, s: &Situation) -> Step {
     if s.openings >= s.config.openings_max {
         return Step::Until(s.now + CROWDED_FOR);
     }
-    Step::Do(Action::Open { volume })
+    Step::Do(Action::Open { volume, by: s.view.export_version(volume) })
 }
 
 /// While the store was silent no lease was renewed: whoever is there has been for long enough to say so again by then.

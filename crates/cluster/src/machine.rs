@@ -79,8 +79,9 @@ pub struct ActionId(pub u64);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Put the volume into service at this host.
-    Open { volume: VolumeId },
+    /// Put the volume into service at this host, if its record is at this version when it is claimed. An opening that is
+    /// under way rests on that version from here on.
+    Open { volume: VolumeId, by: MetaVersion },
     /// Begin to read the volume's map, or see how far that is.
     Read { volume: VolumeId },
     /// Ask the host that hands the volume over to stop serving it.
@@ -94,7 +95,7 @@ pub enum Action {
 impl Action {
     pub fn volume(&self) -> VolumeId {
         match self {
-            Action::Open { volume }
+            Action::Open { volume, .. }
             | Action::Read { volume }
             | Action::AskToYield { volume, .. }
             | Action::LetGo { volume }
@@ -253,6 +254,10 @@ impl Cluster {
                     if *count == 0 {
                         self.held.remove(&volume);
                         self.dirty.insert(volume);
+                        // Of the time that it was held nobody was asked anything.
+                        if let Some(progress) = self.progress.get_mut(&volume) {
+                            progress.asked_since = None;
+                        }
                     }
                 }
             }
@@ -416,7 +421,10 @@ impl Cluster {
         self.busy.insert(volume, id);
         let progress = self.progress.entry(volume).or_default();
         match action {
-            Action::Open { .. } => progress.open_not_before = now + OPENED_FOR,
+            Action::Open { .. } => {
+                progress.open_not_before = now + OPENED_FOR;
+                progress.was_opened = true;
+            }
             Action::Read { .. } => progress.reading_since = progress.reading_since.or(Some(now)),
             Action::AskToYield { .. } => progress.asked_since = progress.asked_since.or(Some(now)),
             // Of what was read nothing is left.

@@ -7,7 +7,8 @@ use crate::limits::Limits;
 use crate::offers::Offer;
 use crate::reservation::ReservedVolume;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, NodeId, Token, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, MetaVersion, NodeId, Token,
+    VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
@@ -230,6 +231,8 @@ pub struct OpenSpec {
     pub checked_reads: bool,
     /// It is not opened if others have had it since: see [`holdfast_volume::Config::only_from`].
     pub only_from: Option<Epoch>,
+    /// Version of the record of who serves it, as this was decided by it; it is claimed only while that is so.
+    pub guard: Option<MetaVersion>,
     /// Of an encrypted one.
     pub key: Option<VolumeKey>,
 }
@@ -238,7 +241,16 @@ impl OpenSpec {
     /// Of a volume as its root says, whoever has claimed it.
     pub fn of(root: &Root, checked_reads: bool, key: Option<VolumeKey>) -> OpenSpec {
         let Root { volume, size_bytes, layout, .. } = *root;
-        OpenSpec { volume, name: root.name.clone(), size_bytes, layout, checked_reads, only_from: None, key }
+        OpenSpec {
+            volume,
+            name: root.name.clone(),
+            size_bytes,
+            layout,
+            checked_reads,
+            only_from: None,
+            guard: None,
+            key,
+        }
     }
 
     /// Whether an opening that was begun by the other is what this one asks for. Size and layout it reads itself.

@@ -611,6 +611,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
              served on, and nothing that needs the metadata happens until the right store is back"
                 .to_string(),
         ),
+        Notice::NotClaimed => info(": who is to serve it has changed; this opening ends".to_string()),
         Notice::StoreDoubted { is_doubted: false } => {
             info(": the metadata store has its newest record again".to_string())
         }

@@ -129,6 +129,9 @@ impl Host {
             let is_over = |v: &Volume| matches!(v.controller.state(), State::Deposed | State::Closed);
             let of_use = |v: &&mut Volume| !is_over(v) && !v.is_in_the_way_of(&spec);
             if let Some(volume) = self.volumes.table.get_mut(at).filter(of_use) {
+                if exported || !volume.exported {
+                    volume.controller.guard_claim(spec.guard);
+                }
                 volume.exported |= exported;
                 self.changed.push(spec.volume);
                 return self.drive(now, at, begin, out);

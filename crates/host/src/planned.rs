@@ -27,8 +27,8 @@ impl Way {
     /// Nothing where it can't be now: of a volume that is to be opened or read `spec` gives none.
     pub fn of<E>(action: Action, spec: impl FnOnce(VolumeId) -> Result<Option<OpenSpec>, E>) -> Result<Option<Way>, E> {
         let order = match action {
-            Action::Open { volume } => match spec(volume)? {
-                Some(spec) => Order::Open { spec, exported: true },
+            Action::Open { volume, by } => match spec(volume)? {
+                Some(spec) => Order::Open { spec: OpenSpec { guard: Some(by), ..spec }, exported: true },
                 None => return Ok(None),
             },
             Action::Read { volume } => match spec(volume)? {

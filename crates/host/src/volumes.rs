@@ -200,10 +200,12 @@ impl Volumes {
         config.scrub_every = self.care.scrub_every;
         config.mutations = self.mutations;
         (self.tune)(&mut config);
+        let mut controller = Controller::new(config);
+        controller.guard_claim(spec.guard);
         let token = self.table.insert(Volume {
             id: spec.volume,
             name: spec.name.clone(),
-            controller: Controller::new(config),
+            controller,
             exported,
             receiver: None,
             filters: Vec::new(),
@@ -536,6 +538,7 @@ mod tests {
             layout: "mirror:2".parse().expect("a layout"),
             checked_reads: true,
             only_from: None,
+            guard: None,
             key: None,
         }
     }

@@ -45,7 +45,7 @@ impl Idle {
         for (volume, name) in names.clone() {
             let root = Root::new(world.grid, volume, &name, SIZE_BYTES, layout);
             let (key, value) = (root_key(volume), Some(root.encode()));
-            world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
+            world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
         }
         world.add_host();
         let host = Host::new(&holdfast_host::Config {
@@ -69,8 +69,8 @@ impl Idle {
         let shared = names.clone().map(|(volume, _)| volume).collect();
         idle.tell(Event::Order { ticket: u64::MAX, order: Order::Share(shared) });
         for (volume, name) in names {
-            let (size_bytes, checked_reads, only_from, key) = (SIZE_BYTES, true, None, None);
-            let spec = OpenSpec { volume, name, size_bytes, layout, checked_reads, only_from, key };
+            let (size_bytes, checked_reads, only_from, guard, key) = (SIZE_BYTES, true, None, None, None);
+            let spec = OpenSpec { volume, name, size_bytes, layout, checked_reads, only_from, guard, key };
             idle.tell(Event::Order { ticket: u64::MAX, order: Order::Open { spec, exported: true } });
         }
         let late = idle.world.now() + OPEN_WITHIN;

@@ -208,7 +208,7 @@ impl LedgerClient {
         let Some(swap) = self.swap.as_mut().filter(|s| s.token == 0 && s.next_try <= now) else { return };
         self.next_call += 1;
         swap.token = token;
-        let request = MetaRequest::Swap { key, expect: swap.expect, value: Some(swap.root.encode()) };
+        let request = MetaRequest::Swap { key, expect: swap.expect, value: Some(swap.root.encode()), guard: None };
         out.push(Effect::Meta { token, request });
     }
 
@@ -235,6 +235,7 @@ impl LedgerClient {
                     self.on_conflict(version, value, out);
                 }
             }
+            MetaReply::GuardFailed { .. } => panic!("no swap of this client has a guard"),
         }
     }
 

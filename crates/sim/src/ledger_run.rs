@@ -130,7 +130,12 @@ impl LedgerRun {
             world.add_host();
         }
         let root = Root::new(world.grid, VOLUME, "log", 1 << 20, Layout::Mirror { copies: plan.failures + 1 });
-        let request = MetaRequest::Swap { key: root_key(VOLUME), expect: MetaVersion(0), value: Some(root.encode()) };
+        let request = MetaRequest::Swap {
+            key: root_key(VOLUME),
+            expect: MetaVersion(0),
+            value: Some(root.encode()),
+            guard: None,
+        };
         world.meta.apply(&request);
         let mut run = LedgerRun {
             plan,

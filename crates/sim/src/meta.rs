@@ -90,8 +90,11 @@ impl MetaStore {
                 let (version, value) = self.current(key);
                 MetaReply::Record { version, value }
             }
-            MetaRequest::Swap { key, expect, value } => {
+            MetaRequest::Swap { key, expect, value, guard } => {
                 let (version, current) = self.current(key);
+                if guard.as_ref().is_some_and(|guard| self.current(&guard.key).0 != guard.version) {
+                    return MetaReply::GuardFailed { version, value: current };
+                }
                 if version != *expect {
                     return MetaReply::Conflict { version, value: current };
                 }
@@ -147,6 +150,7 @@ mod tests {
             key: "k".to_string(),
             expect: MetaVersion(expect),
             value: Some(value.to_vec()),
+            guard: None,
         };
         assert_eq!(store.apply(&swap(0, b"a")), MetaReply::Swapped { version: MetaVersion(1) });
         let lost = MetaReply::Conflict { version: MetaVersion(1), value: Some(b"a".to_vec()) };

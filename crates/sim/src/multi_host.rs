@@ -289,7 +289,7 @@ impl MultiHost {
     fn new(plan: MultiHostPlan, verbose: bool) -> MultiHost {
         let mut run = MultiHost::with_volumes(plan, vec![Served { volume: VOLUME, name: NAME.to_string() }], verbose);
         let (key, value) = (root_key(VOLUME), Some(run.fresh_root(&run.volumes[0]).encode()));
-        run.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
+        run.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
         run.start_all();
         run.begin_operating();
         run
@@ -528,6 +528,7 @@ impl MultiHost {
             layout: "mirror:2".parse().expect("a layout"),
             checked_reads: true,
             only_from: None,
+            guard: None,
             key: None,
         }
     }

@@ -349,7 +349,7 @@ impl Run {
                 }
                 assert_eq!(Root::decode(&root.encode()).as_ref(), Ok(&**root));
                 let (key, value) = (root_key(*dependent), Some(root.encode()));
-                self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value });
+                self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
                 self.separate.get(number).stage = Stage::Made;
                 let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
                 self.open_member(number, host);

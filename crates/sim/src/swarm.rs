@@ -165,7 +165,12 @@ impl Run {
         root.tiers = plan.tiers;
         root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
         let key = root_key(VOLUME);
-        world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value: Some(root.encode()) });
+        world.meta.apply(&MetaRequest::Swap {
+            key,
+            expect: MetaVersion::ABSENT,
+            value: Some(root.encode()),
+            guard: None,
+        });
         let mut guests =
             Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.direct_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();

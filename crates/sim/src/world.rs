@@ -440,6 +440,7 @@ fn short(reply: &MetaReply) -> String {
         MetaReply::Record { version, .. } => format!("record at version {}", version.0),
         MetaReply::Swapped { version } => format!("swapped to version {}", version.0),
         MetaReply::Conflict { version, .. } => format!("conflict with version {}", version.0),
+        MetaReply::GuardFailed { version, .. } => format!("guard of version {} does not hold", version.0),
         MetaReply::Unknown => "unknown".to_string(),
     }
 }

@@ -3,7 +3,7 @@
 
 use holdfast_sim::cluster::store::{Store, Which};
 use holdfast_sim::cluster::{ClusterOutcome, ClusterPlan, Grid, SETTLED_AFTER, What, ms, run_cluster};
-use holdfast_sim::runner::{replay_command, run_seeds, twice};
+use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
 use std::time::Duration;
 
 const SEEDS: u64 = 2000;
@@ -35,6 +35,22 @@ fn clusters_come_to_rest_whatever_happens() {
     ] {
         assert!(count > 50, "{count} {what} in {SEEDS} runs: the simulator has gone blind");
     }
+}
+
+/// A host that went on asking nobody, and opened. Another one that was late, and claimed what was not its own any more.
+const ASKED_NOBODY: u64 = 29_534;
+const CLAIMED_LATE: u64 = 77_421;
+
+#[test]
+fn seeds_that_found_something_are_sound() {
+    for seed in [ASKED_NOBODY, CLAIMED_LATE] {
+        let run = || run_cluster(ClusterPlan::from_seed(seed), false);
+        twice(seed, run).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    let mut plan = ClusterPlan::from_seed(CLAIMED_LATE);
+    plan.mistakes.leaves_guard_out = true;
+    let found = guarded(CLAIMED_LATE, || run_cluster(plan, false)).expect_err("it finds nothing any more");
+    assert!(found.contains("by the record"), "{found}");
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -285,6 +301,29 @@ fn a_command_that_holds_the_volume_is_alone_with_it_during_a_hand_over() {
         assert_eq!(served_by(&grid), "h1");
         settle(grid);
     }
+}
+
+/// Host 1 can't ask host 0 to yield, and opens without; so much later than at first host 0 is to serve after all.
+fn forestalled(late: u64, leaves_guard_out: bool) -> Result<(), String> {
+    guarded(late, || {
+        let mut grid = three_hosts(late % 10);
+        grid.plan.mistakes.leaves_guard_out = leaves_guard_out;
+        grid.cut_peers(0, 1, MINUTE);
+        grid.command(0, 0, What::HandOver { to: 1 });
+        grid.run_for(ms(3_000 + late * 5));
+        grid.command(0, 0, What::Export { takeover: true });
+        grid.run_for(Duration::from_secs(10));
+        assert_eq!(served_by(&grid), "h0");
+        settle(grid);
+        Ok(())
+    })
+}
+
+#[test]
+fn an_opening_that_is_forestalled_deposes_nobody() {
+    let found = |leaves_guard_out| (0..120).filter(|late| forestalled(*late, leaves_guard_out).is_err()).count();
+    assert_eq!(found(false), 0);
+    assert!(found(true) > 0, "the moment is missed");
 }
 
 #[test]

@@ -599,7 +599,7 @@ fn metadata_that_were_set_back_cost_nothing() {
     let set_root = |cluster: &mut Cluster, value: Vec<u8>| {
         let (meta, key) = (&mut cluster.world().meta, root_key(VOLUME));
         let MetaReply::Record { version, .. } = meta.apply(&MetaRequest::Get { key: key.clone() }) else { panic!() };
-        let swapped = meta.apply(&MetaRequest::Swap { key, expect: version, value: Some(value) });
+        let swapped = meta.apply(&MetaRequest::Swap { key, expect: version, value: Some(value), guard: None });
         assert!(matches!(swapped, MetaReply::Swapped { .. }));
     };
     let old = cluster.root().encode();

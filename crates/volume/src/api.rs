@@ -408,6 +408,8 @@ pub enum Notice {
     OpenWaits {
         why: &'static str,
     },
+    /// Who is to serve the volume was decided anew before it was claimed: the opening has ended.
+    NotClaimed,
     /// The metadata store lacks the volume's newest record; it serves on, and nothing that needs the store happens.
     /// Later, that the store has it again.
     StoreDoubted {

@@ -145,3 +145,55 @@ fn an_opening_waits_for_a_store_that_was_emptied() {
     world.root = now;
     world.run_until(|w| w.controller.state() == State::Open);
 }
+
+#[test]
+fn a_claim_by_an_older_record_of_who_serves_deposes_nobody() {
+    let mut world = world();
+    let (before, promised) = (world.root.clone(), |w: &World| w.nodes.iter().map(|n| n.promised).collect::<Vec<_>>());
+    let promises = promised(&world);
+    (world.guard, world.export) = (Some(MetaVersion(1)), MetaVersion(2));
+    world.begin_open();
+    world.run_until(|w| w.controller.state() == State::Closed);
+    assert_eq!((&world.root, promised(&world)), (&before, promises), "its owner goes on");
+    assert!(world.notices.iter().any(|notice| matches!(notice, Notice::NotClaimed)));
+    // By the newer one it is claimed, also where the root changes meanwhile.
+    world.guard = Some(MetaVersion(2));
+    world.before_swap.push_back(changed_by_owner);
+    world.open();
+    // Its own changes rest on nothing else.
+    world.export = MetaVersion(3);
+    world.push(Event::Resize { size_bytes: 20 * MIB });
+    world.run_until(|w| Root::decode(&w.root.1).is_ok_and(|root| root.size_bytes == 20 * MIB));
+}
+
+#[test]
+fn an_opening_goes_on_that_is_decided_anew_while_it_claims() {
+    let mut world = world();
+    (world.guard, world.export) = (Some(MetaVersion(1)), MetaVersion(2));
+    world.guard_next = Some(MetaVersion(2));
+    world.open();
+    assert_eq!(world.guards_failed, 1);
+}
+
+#[test]
+fn a_claim_that_had_won_unheard_stands_though_its_guard_fails_by_then() {
+    let mut world = world();
+    let before = epoch(&world);
+    (world.guard, world.loses_answer) = (Some(MetaVersion(1)), true);
+    world.open();
+    assert_eq!((world.guards_failed, epoch(&world)), (1, before.next()));
+}
+
+#[test]
+fn a_guard_in_a_store_that_was_emptied_decides_nothing() {
+    let mut world = world();
+    let (right, version) = (world.root.clone(), world.export);
+    world.guard = Some(version);
+    world.before_swap.push_back(emptied);
+    world.export = MetaVersion::ABSENT;
+    world.begin_open();
+    world.span(Duration::from_secs(10));
+    assert_eq!((world.controller.state(), doubts(&world)), (State::Opening, vec![true]));
+    (world.root, world.export) = (right, version);
+    world.run_until(|w| w.controller.state() == State::Open);
+}

@@ -186,6 +186,8 @@ pub struct Entry {
     pub shared: bool,
     /// Any host takes it over when its own is gone.
     pub failover: bool,
+    /// Of the record that says who serves it.
+    pub export_version: MetaVersion,
 }
 
 impl Entry {
@@ -201,9 +203,11 @@ impl Entry {
         self.clone.as_ref().map_or(self.root.size_bytes, |(_, clone)| clone.size_bytes)
     }
 
-    /// Of the volume, also for a clone of it. With the key of an encrypted one (see `Keys::spec_of`).
+    /// Of the volume, also for a clone of it, as long as who serves it is what this says. With the key of an encrypted
+    /// one (see `Keys::spec_of`).
     pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
-        OpenSpec::of(&self.root, !self.settings.unchecked_reads, key)
+        let guard = Some(self.export_version);
+        OpenSpec { guard, ..OpenSpec::of(&self.root, !self.settings.unchecked_reads, key) }
     }
 }
 
@@ -411,8 +415,19 @@ impl Catalog {
             }
         }
         let (served_by, handed_from, offered_by, clone) = (None, None, BTreeSet::new(), None);
-        let (protected, shared, failover) = (false, false, false);
-        Ok(Some(Entry { root, served_by, offered_by, handed_from, clone, settings, protected, shared, failover }))
+        let (protected, shared, failover, export_version) = (false, false, false, MetaVersion::ABSENT);
+        Ok(Some(Entry {
+            root,
+            served_by,
+            offered_by,
+            handed_from,
+            clone,
+            settings,
+            protected,
+            shared,
+            failover,
+            export_version,
+        }))
     }
 
     /// What is set aside, as it is by now.
@@ -731,7 +746,8 @@ impl Catalog {
             return Ok(None);
         };
         let key = export_key(volume);
-        let export: Option<ExportRecord> = self.get(&key)?.1.map(|bytes| decode(&key, &bytes)).transpose()?;
+        let (export_version, export) = self.get(&key)?;
+        let export: Option<ExportRecord> = export.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
         let (shared, failover) = export.as_ref().map_or((false, false), |export| (export.shared, export.failover));
         let (served_by, offered_by, handed_from) = match export {
@@ -741,7 +757,18 @@ impl Catalog {
         let settings = self.settings(volume)?;
         let clone = clone.map(|clone| (id, clone));
         let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
-        Ok(Some(Entry { root, served_by, offered_by, handed_from, clone, settings, protected, shared, failover }))
+        Ok(Some(Entry {
+            root,
+            served_by,
+            offered_by,
+            handed_from,
+            clone,
+            settings,
+            protected,
+            shared,
+            failover,
+            export_version,
+        }))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {

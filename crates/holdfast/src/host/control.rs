@@ -727,15 +727,22 @@ impl ControlPlane {
             self.close_now(name, (true, true))?;
         }
         self.take_in_access()?;
-        let open = |spec: OpenSpec| self.order(Order::Open { spec, exported: true }).map(drop);
-        open(spec.clone())?;
+        // As long as it is to be served here.
+        let open = || match self.catalog.find(name)? {
+            entry if self.catalog.is_here(&entry) => {
+                let spec = OpenSpec { guard: Some(entry.export_version), ..spec.clone() };
+                self.order(Order::Open { spec, exported: true }).map(drop)
+            }
+            _ => Ok(()),
+        };
+        open()?;
         let (patience, mut again) = (Instant::now() + OPEN_MAX, Instant::now() + OPEN_AGAIN);
         loop {
             let info = self.ask(|answer| Command::Volume { name: name.to_string(), answer })?;
             // Another opening was faster, the steward's say: while this command holds the volume nobody else tries again.
             let is_over = info.as_ref().is_none_or(|info| info.state == VolumeState::Deposed);
-            if is_over && Instant::now() >= again && self.catalog.is_here(&self.catalog.find(name)?) {
-                open(spec.clone())?;
+            if is_over && Instant::now() >= again {
+                open()?;
                 again = Instant::now() + OPEN_AGAIN;
             }
             match info {

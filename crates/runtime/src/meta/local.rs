@@ -243,7 +243,7 @@ impl MetaStore for LocalStore {
 
     fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<Commit, MetaError> {
         check_commit(compares, writes)?;
-        let mut inner = self.0.lock()?;
+        let mut inner = self.0.lock_to_change()?;
         let (answer, steps) = inner.state.commit(compares, writes)?;
         if !steps.is_empty() {
             self.0.commit(&mut inner, steps)?;

@@ -2,8 +2,8 @@
 //!
 //! Limits: `queue_max` requests waiting for each thread; one more is answered `Unknown` at once, as by a store that does not answer.
 
-use super::{MetaError, MetaStore, Record, Swap};
-use holdfast_base::{MetaReply, MetaRequest, MetaVersion, crc32c};
+use super::{Commit, Compare, MetaError, MetaStore, Record, Swap, Write};
+use holdfast_base::{MetaGuard, MetaReply, MetaRequest, MetaVersion, crc32c};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -86,14 +86,41 @@ fn reply(store: &dyn MetaStore, request: MetaRequest) -> Result<MetaReply, MetaE
             let (version, value) = parts(store.get(&key)?);
             MetaReply::Record { version, value }
         }
-        MetaRequest::Swap { key, expect, value } => match store.swap(&key, expect, value.as_deref(), None)? {
-            Swap::Done(version) => MetaReply::Swapped { version },
-            Swap::Conflict(found) => {
-                let (version, value) = parts(found);
-                MetaReply::Conflict { version, value }
+        MetaRequest::Swap { key, expect, value, guard: None } => {
+            match store.swap(&key, expect, value.as_deref(), None)? {
+                Swap::Done(version) => MetaReply::Swapped { version },
+                Swap::Conflict(found) => {
+                    let (version, value) = parts(found);
+                    MetaReply::Conflict { version, value }
+                }
             }
-        },
+        }
+        MetaRequest::Swap { key, expect, value, guard: Some(guard) } => {
+            let compares = [Compare { key: key.clone(), version: expect }, guard.into()];
+            let write = Write { key, value, lease: None };
+            match store.commit(&compares, &[write])? {
+                Commit::Done(versions) => MetaReply::Swapped { version: versions[0] },
+                Commit::Conflict(found) => lost(&compares, found),
+            }
+        }
     })
+}
+
+impl From<MetaGuard> for Compare {
+    fn from(MetaGuard { key, version }: MetaGuard) -> Compare {
+        Compare { key, version }
+    }
+}
+
+/// What a guarded swap has lost to: the record comes first of both.
+fn lost(compares: &[Compare], found: Vec<Option<Record>>) -> MetaReply {
+    let versions = found.iter().map(|found| found.as_ref().map_or(MetaVersion::ABSENT, |record| record.version));
+    let does_guard_hold = versions.zip(compares).skip(1).all(|(version, compare)| version == compare.version);
+    let (version, value) = parts(found.into_iter().next().flatten());
+    match does_guard_hold {
+        true => MetaReply::Conflict { version, value },
+        false => MetaReply::GuardFailed { version, value },
+    }
 }
 
 fn parts(record: Option<Record>) -> (MetaVersion, Option<Vec<u8>>) {
@@ -116,13 +143,15 @@ mod tests {
             key: "k".into(),
             expect,
             value: value.map(<[u8]>::to_vec),
+            guard: None,
         };
         service.request(MetaTicket(1), swap(MetaVersion::ABSENT, Some(b"a")));
         service.request(MetaTicket(2), swap(MetaVersion::ABSENT, Some(b"b")));
         service.request(MetaTicket(3), MetaRequest::Get { key: "k".into() });
         service.request(MetaTicket(4), swap(MetaVersion(1), None));
         service.request(MetaTicket(5), MetaRequest::Get { key: "k".into() });
-        service.request(MetaTicket(6), MetaRequest::Swap { key: "".into(), expect: MetaVersion(0), value: None });
+        let (key, expect, value, guard) = (String::new(), MetaVersion(0), None, None);
+        service.request(MetaTicket(6), MetaRequest::Swap { key, expect, value, guard });
         drop(service);
         let (version, value) = (MetaVersion(1), Some(b"a".to_vec()));
         let want = [
@@ -138,6 +167,35 @@ mod tests {
         for (n, ((ticket, reply), want)) in got.into_iter().zip(want).enumerate() {
             assert_eq!((ticket, reply), (MetaTicket(n as u64 + 1), want));
         }
+    }
+
+    #[test]
+    fn a_guarded_swap_tells_what_it_has_lost_to() {
+        let store = LocalStore::in_memory(Arc::new(crate::clock::now));
+        let decide = |expect| match store.swap("export", expect, Some(b"h"), None) {
+            Ok(Swap::Done(version)) => version,
+            other => panic!("{other:?}"),
+        };
+        let claim = |expect, guard| {
+            let guard = Some(MetaGuard { key: "export".into(), version: guard });
+            let (key, value) = ("root".into(), Some(b"r".to_vec()));
+            reply(&store, MetaRequest::Swap { key, expect, value, guard }).unwrap()
+        };
+        let found = |reply| match reply {
+            MetaReply::Swapped { version } => ("swapped", version),
+            MetaReply::Conflict { version, .. } => ("conflict", version),
+            MetaReply::GuardFailed { version, .. } => ("guard", version),
+            other => panic!("{other:?}"),
+        };
+        let decided = decide(MetaVersion::ABSENT);
+        assert_eq!(found(claim(MetaVersion::ABSENT, MetaVersion::ABSENT)), ("guard", MetaVersion::ABSENT));
+        let first = MetaVersion(decided.0 + 1);
+        assert_eq!(found(claim(MetaVersion::ABSENT, decided)), ("swapped", first));
+        assert_eq!(found(claim(MetaVersion::ABSENT, decided)), ("conflict", first));
+        let anew = decide(decided);
+        assert_eq!(found(claim(first, decided)), ("guard", first), "though the record is the one expected");
+        assert_eq!(found(claim(MetaVersion::ABSENT, decided)), ("guard", first), "whatever the record is");
+        assert_eq!(found(claim(first, anew)), ("swapped", MetaVersion(anew.0 + 1)));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::store::{Op, Which, Writes};
 use super::{About, ClusterOutcome, Grid, LEASE, ms, volume_id};
 use holdfast_base::{Instant, MetaVersion, VolumeId};
 use holdfast_cluster::{Action, Local};
-use holdfast_format::meta::{ExportRecord, decode, export_key, host_key};
+use holdfast_format::meta::{ExportRecord, ROOT_SUFFIX, decode, export_key, host_key};
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
 
@@ -114,10 +114,26 @@ impl Grid {
         }
     }
 
-    /// Nodes have promised to a new claim: whoever serves the volume until then is deposed.
+    /// Whom the record names when a host claims a root: what changes later deposes nobody any more than it did.
+    pub(super) fn note_claims(&mut self, host: usize, writes: &Writes) {
+        let roots = writes.iter().filter(|(key, _)| key.ends_with(ROOT_SUFFIX)).filter_map(|(_, value)| value.as_ref());
+        for root in roots.filter_map(|value| Root::decode(value).ok()) {
+            let named = self.export_of(root.volume).map(|export| export.host).unwrap_or_default();
+            let known = self.claims.get(&(root.volume, host)).map(|(epoch, _)| *epoch);
+            if known != Some(root.epoch) {
+                self.claims.insert((root.volume, host), (root.epoch, named));
+            }
+        }
+    }
+
+    /// Nodes have promised to a new claim: whoever serves the volume until then is deposed. Where the record named who
+    /// claimed it, the former owner was deposed at the root already, and its being named again came too late.
     pub(super) fn check_deposing(&mut self, host: usize, volume: VolumeId) {
         let named = self.export_of(volume).and_then(|export| number_of_name(&export.host));
         let Some(other) = named.filter(|other| *other != host && self.serving(volume).contains(other)) else { return };
+        if self.claims.get(&(volume, host)).is_some_and(|(_, named)| *named == name_of(host)) {
+            return;
+        }
         if self.is_true() && self.hosts[other].is_running() {
             self.fail(format!("h{host} deposes h{other}, which serves {volume} by the record"));
         }

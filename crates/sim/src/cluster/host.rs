@@ -96,6 +96,8 @@ pub(super) enum Purpose {
     Root {
         at: MachineAt,
         token: u64,
+        /// The version of the record that it rests on.
+        guard: Option<MetaVersion>,
     },
     Duty {
         id: duties::ActionId,
@@ -477,7 +479,7 @@ impl Grid {
                 self.finish(host, id, outcome);
             }
             Purpose::Volume { volume, run, ask } => self.on_root(host, volume, run, ask, answer),
-            Purpose::Root { at, token } => self.answer_root(at, token, answer),
+            Purpose::Root { at, token, guard } => self.answer_root(at, token, guard, answer),
             Purpose::Task { task, compares, writes } => {
                 self.note(host, &compares, &writes, &answer);
                 self.on_task_answer(host, task, answer);
@@ -640,9 +642,9 @@ impl Grid {
         }
         match action {
             action if self.is_real() && !matches!(action, Action::Commit { .. }) => self.order_action(host, id, action),
-            Action::Open { .. } => {
+            Action::Open { by, .. } => {
                 self.check_opening(host, volume);
-                let outcome = self.open(host, volume);
+                let outcome = self.open(host, volume, by);
                 self.finish(host, id, outcome);
             }
             Action::Read { .. } => {

@@ -62,8 +62,10 @@ pub struct Mistakes {
     pub believes_any_listing: bool,
     /// A host that starts knows nothing of how far the store had come.
     pub forgets_the_beat: bool,
-    /// An opening does not look whether the volume was claimed since it was planned.
+    /// An opening does not look whether the volume was claimed since it was planned, nor whether it is still to be.
     pub claims_whatever: bool,
+    /// It does not look whether it is still to be.
+    pub leaves_guard_out: bool,
     /// Actions are carried out however late, whatever the record says by then.
     pub carries_out_late: bool,
 }
@@ -105,6 +107,12 @@ pub struct ClusterPlan {
     pub duties: duties::Mutations,
     pub upkeep: chores::Mutations,
     pub mistakes: Mistakes,
+}
+
+impl Mistakes {
+    fn has_no_guard(&self) -> bool {
+        self.claims_whatever || self.leaves_guard_out
+    }
 }
 
 impl ClusterPlan {
@@ -254,6 +262,8 @@ pub struct Grid {
     expiry_at: Option<Instant>,
     /// What nodes have promised: the highest epoch that fenced each volume.
     promises: BTreeMap<VolumeId, u64>,
+    /// At which epoch each host has claimed each volume last, and whom the record named then.
+    claims: BTreeMap<(VolumeId, usize), (Epoch, String)>,
     unreadable_until: BTreeMap<VolumeId, Instant>,
     /// When each node has heard of each host, by their numbers.
     heard: BTreeMap<(usize, usize), Instant>,
@@ -306,6 +316,7 @@ impl Grid {
             store_was_lost_until: Instant::ZERO,
             expiry_at: None,
             promises: BTreeMap::new(),
+            claims: BTreeMap::new(),
             unreadable_until: BTreeMap::new(),
             heard: BTreeMap::new(),
             cut_peers_until: BTreeMap::new(),
@@ -558,6 +569,7 @@ impl Grid {
             Op::Commit(compares, writes, lease) => {
                 let answer = self.store.commit(&compares, &writes, lease);
                 if matches!(answer, Answer::Done(_)) {
+                    self.note_claims(host, &writes);
                     self.check_fates(host, &writes);
                 }
                 answer

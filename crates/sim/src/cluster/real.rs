@@ -34,6 +34,11 @@ pub(super) enum Ordered {
     Task(u64),
 }
 
+/// Of a record as it was found.
+pub(super) fn version_of(found: Option<&Option<Record>>) -> MetaVersion {
+    found.and_then(Option::as_ref).map_or(MetaVersion::ABSENT, |record| record.version)
+}
+
 impl Grid {
     pub(super) fn is_real(&self) -> bool {
         self.real.is_some()
@@ -69,19 +74,22 @@ impl Grid {
             },
             HostReport::Changed { host, volume } => self.post(host, Duration::ZERO, HostEvent::LookAtVolume { volume }),
             HostReport::Meta { at, token, request } => {
-                let op = match request {
-                    MetaRequest::Get { key } => Op::Get(key),
-                    MetaRequest::Swap { key, expect, value } => {
-                        Op::Commit(vec![(key.clone(), expect)], vec![(key, value)], None)
+                let (op, guard) = match request {
+                    MetaRequest::Get { key } => (Op::Get(key), None),
+                    MetaRequest::Swap { key, expect, value, guard } => {
+                        let version = guard.as_ref().map(|guard| guard.version);
+                        let guard = guard.map(|guard| (guard.key, guard.version));
+                        let compares = std::iter::once((key.clone(), expect)).chain(guard).collect();
+                        (Op::Commit(compares, vec![(key, value)], None), version)
                     }
                 };
-                self.ask(at.host, op, Purpose::Root { at, token }, None);
+                self.ask(at.host, op, Purpose::Root { at, token, guard }, None);
             }
         }
     }
 
     /// The store has answered a controller.
-    pub(super) fn answer_root(&mut self, at: MachineAt, token: u64, answer: Answer) {
+    pub(super) fn answer_root(&mut self, at: MachineAt, token: u64, guard: Option<MetaVersion>, answer: Answer) {
         let parts = |found: Option<Record>| match found {
             Some(record) => (record.version, Some(record.value.to_vec())),
             None => (MetaVersion::ABSENT, None),
@@ -93,8 +101,12 @@ impl Grid {
             }
             Answer::Done(version) => MetaReply::Swapped { version },
             Answer::Conflict(found) => {
+                let does_guard_hold = guard.is_none_or(|guard| guard == version_of(found.get(1)));
                 let (version, value) = parts(found.into_iter().next().flatten());
-                MetaReply::Conflict { version, value }
+                match does_guard_hold {
+                    true => MetaReply::Conflict { version, value },
+                    false => MetaReply::GuardFailed { version, value },
+                }
             }
             _ => MetaReply::Unknown,
         };
@@ -136,11 +148,17 @@ impl Grid {
 
     pub(super) fn order_action(&mut self, host: usize, id: ActionId, action: Action) {
         match &action {
-            Action::Open { volume } => self.check_opening(host, *volume),
+            Action::Open { volume, .. } => self.check_opening(host, *volume),
             Action::LetGo { volume } => self.check_letting_go(host, *volume),
             _ => {}
         }
-        let Ok(way) = Way::of(action, |volume| Ok::<_, Infallible>(self.spec_for(host, volume)));
+        let Ok(mut way) = Way::of(action, |volume| Ok::<_, Infallible>(self.spec_for(host, volume)));
+        if self.plan.mistakes.has_no_guard()
+            && let Some(Way::Order(order)) = &mut way
+            && let Order::Open { spec, .. } = &mut **order
+        {
+            spec.guard = None;
+        }
         match way {
             Some(Way::Order(order)) if matches!(*order, Order::AskToYield { .. }) => {
                 self.hosts[host].asking.insert(id);
@@ -155,6 +173,7 @@ impl Grid {
 
     pub(super) fn order_opening(&mut self, host: usize, volume: VolumeId) {
         if let Some(spec) = self.spec_for(host, volume) {
+            let spec = OpenSpec { guard: Some(self.hosts[host].view.export_version(volume)), ..spec };
             self.with_real(|real| real.order(host, OTHER, Order::Open { spec, exported: true }));
         }
     }

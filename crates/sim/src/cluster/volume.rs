@@ -2,6 +2,7 @@
 //! are acknowledged for as long as they do.
 
 use super::host::{HostEvent, Purpose, number_of_name};
+use super::real::version_of;
 use super::store::{Answer, Op};
 use super::{Grid, ms};
 use holdfast_base::{DeviceId, Epoch, GridId, InstanceId, Instant, LedgerId, MetaVersion, NodeId, VolumeId};
@@ -10,6 +11,7 @@ use holdfast_cluster::view::Record;
 use holdfast_cluster::{Event as ClusterEvent, Local, Outcome, Reading, SILENT_FOR};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
+use holdfast_format::meta::export_key;
 use holdfast_format::root::{Root, root_key};
 use std::collections::BTreeSet;
 
@@ -47,9 +49,20 @@ pub(super) struct Vol {
 
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    Reading { read_at: Instant, is_unreadable: bool },
-    Opening { only_from: Option<Epoch>, found: Epoch },
-    Open { root: Box<Root>, version: MetaVersion },
+    Reading {
+        read_at: Instant,
+        is_unreadable: bool,
+    },
+    /// With the version of the record that it rests on.
+    Opening {
+        only_from: Option<Epoch>,
+        found: Epoch,
+        by: MetaVersion,
+    },
+    Open {
+        root: Box<Root>,
+        version: MetaVersion,
+    },
     Ending,
 }
 
@@ -78,9 +91,15 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) enum Ask {
     Read,
-    Claim { root: Box<Root> },
+    Claim { root: Box<Root>, by: MetaVersion },
     Tidy { root: Box<Root> },
     LastTidy,
+}
+
+/// Whether a root was claimed by this opening.
+fn is_of(found: Option<&Record>, run: u64) -> bool {
+    let root = found.and_then(|record| Root::decode(&record.value).ok());
+    root.is_some_and(|root| root.instance == InstanceId(u128::from(run)))
 }
 
 impl Grid {
@@ -147,14 +166,18 @@ impl Grid {
 
     // ---- what actions and commands ask for ----
 
-    pub(super) fn open(&mut self, host: usize, volume: VolumeId) -> Outcome {
-        match self.hosts[host].volumes.get(&volume).map(|vol| &vol.stage) {
+    pub(super) fn open(&mut self, host: usize, volume: VolumeId, decided_by: MetaVersion) -> Outcome {
+        match self.hosts[host].volumes.get_mut(&volume).map(|vol| &mut vol.stage) {
             Some(Stage::Ending) => Outcome::Failed,
-            Some(Stage::Open { .. } | Stage::Opening { .. }) => Outcome::Done,
+            Some(Stage::Open { .. }) => Outcome::Done,
+            Some(Stage::Opening { by, .. }) => {
+                *by = decided_by;
+                Outcome::Done
+            }
             Some(Stage::Reading { .. }) | None => {
                 // Nobody has claimed it since the state of the records by which it is to be opened.
                 let only_from = self.hosts[host].view.volume(volume).map(|known| known.epoch);
-                self.begin_opening(host, volume, only_from);
+                self.begin_opening(host, volume, only_from, decided_by);
                 Outcome::Done
             }
         }
@@ -166,11 +189,12 @@ impl Grid {
             return self.order_opening(host, volume);
         }
         let only_from = self.hosts[host].view.volume(volume).map(|known| known.epoch);
-        self.begin_opening(host, volume, only_from);
+        let by = self.hosts[host].view.export_version(volume);
+        self.begin_opening(host, volume, only_from, by);
     }
 
-    fn begin_opening(&mut self, host: usize, volume: VolumeId, only_from: Option<Epoch>) {
-        let stage = Stage::Opening { only_from, found: Epoch(0) };
+    fn begin_opening(&mut self, host: usize, volume: VolumeId, only_from: Option<Epoch>, by: MetaVersion) {
+        let stage = Stage::Opening { only_from, found: Epoch(0), by };
         let run = self.set_stage(host, volume, stage);
         let after = self.prng.below(3);
         self.next_step(host, volume, run, after, Step::Claim);
@@ -268,7 +292,13 @@ impl Grid {
 
     fn swap_root(&mut self, host: usize, run: u64, version: MetaVersion, root: Root, ask: Ask) {
         let (volume, key) = (root.volume, root_key(root.volume));
-        let op = Op::Commit(vec![(key.clone(), version)], vec![(key, Some(root.encode()))], None);
+        let mut compares = vec![(key.clone(), version)];
+        if let Ask::Claim { by, .. } = &ask
+            && !self.plan.mistakes.has_no_guard()
+        {
+            compares.push((export_key(volume), *by));
+        }
+        let op = Op::Commit(compares, vec![(key, Some(root.encode()))], None);
         self.ask(host, op, Purpose::Volume { volume, run, ask }, None);
     }
 
@@ -278,13 +308,18 @@ impl Grid {
         match (ask, answer) {
             (Ask::LastTidy, _) => self.drop_volume(host, volume, run),
             (_, Answer::Unknown) => self.ask_root(host, volume, run),
-            (Ask::Claim { root }, Answer::Done(version)) => self.on_claimed(host, run, *root, version),
+            (Ask::Claim { root, .. }, Answer::Done(version)) => self.on_claimed(host, run, *root, version),
             (Ask::Tidy { root }, Answer::Done(version)) => self.on_tidied(host, run, *root, version),
             (Ask::Read, Answer::Record(found)) if is_opening => self.on_found(host, volume, run, found, true),
-            (Ask::Claim { .. }, Answer::Conflict(found)) => {
+            (Ask::Claim { by, .. }, Answer::Conflict(found)) => {
                 self.outcome.conflicts += 1;
+                let is_decided_anew = found.get(1).is_some_and(|found| version_of(Some(found)) != by)
+                    && self.is_resting_on(host, volume, run, by);
                 let found = found.into_iter().next().flatten();
-                self.on_found(host, volume, run, found, false);
+                match is_decided_anew && !is_of(found.as_ref(), run) {
+                    true => self.drop_volume(host, volume, run),
+                    false => self.on_found(host, volume, run, found, false),
+                }
             }
             (Ask::Tidy { .. }, Answer::Conflict(found)) => {
                 self.on_found_open(host, volume, run, found.into_iter().next().flatten());
@@ -299,7 +334,7 @@ impl Grid {
         let claims_whatever = self.plan.mistakes.claims_whatever;
         let conflict_deposes = self.plan.mistakes.conflict_deposes;
         let Some(vol) = self.vol(host, volume, run) else { return };
-        let Stage::Opening { only_from, found: before } = &mut vol.stage else { return };
+        let Stage::Opening { only_from, found: before, by } = &mut vol.stage else { return };
         let root = found.and_then(|record| Some((record.version, Root::decode(&record.value).ok()?)));
         let Some((version, root)) = root.filter(|(_, root)| !root.deleted) else {
             return self.drop_volume(host, volume, run);
@@ -317,9 +352,16 @@ impl Grid {
             return self.drop_volume(host, volume, run);
         }
         *before = root.epoch;
+        let by = *by;
         let root = Root { epoch: root.epoch.next(), instance: InstanceId(u128::from(run)), ..root };
-        let ask = Ask::Claim { root: Box::new(root.clone()) };
+        let ask = Ask::Claim { root: Box::new(root.clone()), by };
         self.swap_root(host, run, version, root, ask);
+    }
+
+    /// Whether the opening is still what was decided by that version of the record.
+    fn is_resting_on(&mut self, host: usize, volume: VolumeId, run: u64, version: MetaVersion) -> bool {
+        let stage = self.vol(host, volume, run).map(|vol| &vol.stage);
+        matches!(stage, Some(Stage::Opening { by, .. }) if *by == version)
     }
 
     fn on_claimed(&mut self, host: usize, run: u64, root: Root, version: MetaVersion) {

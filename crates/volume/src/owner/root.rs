@@ -4,13 +4,17 @@
 //! same swap is repeated on the same version until it wins, or until the record shows what we proposed (won), or
 //! another opening's higher epoch (deposed). Reading the old version proves nothing. A record that is gone, or of an
 //! epoch that was followed, deposes nobody: the store is not the one that it was.
+//!
+//! A claim may be guarded ([`Controller::guard_claim`]): it takes place only while the record of who serves the volume is
+//! the one that the opening was decided by. Where it is another one the opening ends: who decided it looks anew.
 
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
-use holdfast_base::{Instant, MetaReply, MetaRequest, MetaVersion};
+use holdfast_base::{BlockError, Instant, MetaGuard, MetaReply, MetaRequest, MetaVersion};
 use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
 use holdfast_format::features::{Feature, Features};
+use holdfast_format::meta::export_key;
 use holdfast_format::root::{Root, root_key};
 use std::time::Duration;
 
@@ -64,11 +68,15 @@ pub(crate) enum Change {
 struct Proposal {
     root: Root,
     change: Change,
+    /// What its last request was guarded by.
+    guard: Option<MetaVersion>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct RootWriter {
     version: MetaVersion,
+    /// Of the record of who serves the volume, as the opening was decided by it.
+    guard: Option<MetaVersion>,
     proposal: Option<Proposal>,
     /// Token of the request whose answer counts.
     token: u64,
@@ -127,6 +135,11 @@ impl RootWriter {
 }
 
 impl Controller {
+    /// From here on the volume is claimed only while its export record is at this version; with none, whatever it is.
+    pub fn guard_claim(&mut self, guard: Option<MetaVersion>) {
+        self.root.guard = guard;
+    }
+
     pub(crate) fn load_root(&mut self, out: Out) {
         self.root.proposal = None;
         self.root.won = None;
@@ -161,16 +174,19 @@ impl Controller {
     pub(crate) fn swap_root(&mut self, root: Root, change: Change, out: Out) {
         assert!(self.root.proposal.is_none(), "one root swap at a time");
         self.copy_root(&root, change, out);
-        self.root.proposal = Some(Proposal { root, change });
+        self.root.proposal = Some(Proposal { root, change, guard: None });
         self.send_swap(out);
     }
 
     fn send_swap(&mut self, out: Out) {
-        let proposal = self.root.proposal.as_ref().expect("a swap is wanted");
+        let volume = self.basis.config.volume;
+        let proposal = self.root.proposal.as_mut().expect("a swap is wanted");
+        proposal.guard = self.root.guard.filter(|_| proposal.change == Change::Claim);
         let request = MetaRequest::Swap {
-            key: root_key(self.basis.config.volume),
+            key: root_key(volume),
             expect: self.root.version,
             value: Some(proposal.root.encode()),
+            guard: proposal.guard.map(|version| MetaGuard { key: export_key(volume), version }),
         };
         self.root.token += 1;
         self.root.sent_at = self.basis.now;
@@ -200,6 +216,9 @@ impl Controller {
             (MetaReply::Swapped { version }, Some(proposal)) => self.on_won(version, proposal, out),
             (MetaReply::Conflict { version, value }, Some(proposal)) => {
                 self.on_swap_conflict(version, value.as_deref(), proposal, out);
+            }
+            (MetaReply::GuardFailed { version, value }, Some(proposal)) => {
+                self.on_guard_failed(version, value.as_deref(), proposal, out);
             }
             (MetaReply::Record { version, value }, None) => self.on_root_loaded(version, value.as_deref(), out),
             (_, proposal) => self.root.proposal = proposal,
@@ -266,6 +285,23 @@ impl Controller {
             // The same epoch under another nonce: one of two stores gave it out twice, and one of the two has to stop.
             Some(root) if root.epoch > before || root.epoch == before && root.instance != own => self.depose(out),
             _ => self.doubt_store(proposal, out),
+        }
+    }
+
+    /// Who serves the volume is decided anew: it is claimed no more, and nobody deposed. The guard's version never comes
+    /// back, so a claim that is still on its way loses too.
+    fn on_guard_failed(&mut self, version: MetaVersion, value: Option<&[u8]>, proposal: Proposal, out: Out) {
+        match value.and_then(|bytes| Root::decode(bytes).ok()) {
+            // It had won, while the guard held.
+            Some(root) if root == proposal.root => self.on_won(version, proposal, out),
+            Some(root) if root.epoch < self.root().epoch => self.doubt_store(proposal, out),
+            None => self.doubt_store(proposal, out),
+            // It was decided anew for this host.
+            Some(_) if proposal.guard != self.root.guard => self.load_root(out),
+            Some(_) => {
+                out.push(Effect::Notice(Notice::NotClaimed));
+                self.leave(State::Closed, BlockError::Deposed, out);
+            }
         }
     }
 

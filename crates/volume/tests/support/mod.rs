@@ -5,10 +5,12 @@
 
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockOp, BlockRequest, Buf, ByteRange, DeviceId, Effects, Epoch, GridId, InstanceId,
-    Instant, LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, ShardId, VolumeId,
+    Instant, LedgerId, Lsn, MetaGuard, MetaReply, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, ShardId,
+    VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
+use holdfast_format::meta::export_key;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{
@@ -295,6 +297,14 @@ pub struct World {
     pub root: RootRecord,
     /// What happens to it just before the next swaps arrive, one for each.
     pub before_swap: VecDeque<fn(&mut RootRecord)>,
+    /// Version of the record of who serves the volume, and what the next openings are guarded by.
+    pub export: MetaVersion,
+    pub guard: Option<MetaVersion>,
+    /// Swaps that have failed for their guard, and by what the opening is guarded before it hears of the next one.
+    pub guards_failed: usize,
+    pub guard_next: Option<MetaVersion>,
+    /// The next swap happens, and its answer is lost; then who serves the volume is decided anew.
+    pub loses_answer: bool,
     pub controller: Controller,
     /// One that has read the map beforehand, or has begun to: for the next opening.
     pub preloaded: Option<Controller>,
@@ -325,6 +335,11 @@ impl World {
             now: Instant(1_000_000_000),
             nodes: (1..=nodes).map(IdealNode::new).collect(),
             root: (MetaVersion(1), root.encode()),
+            export: MetaVersion(1),
+            guard: None,
+            guards_failed: 0,
+            guard_next: None,
+            loses_answer: false,
             before_swap: VecDeque::new(),
             controller: Controller::new(config(seed, 0)),
             preloaded: None,
@@ -401,6 +416,7 @@ impl World {
             Some(preloaded) => preloaded,
             None => self.new_controller(),
         };
+        self.controller.guard_claim(self.guard);
         self.begin(Event::Open);
     }
 
@@ -433,6 +449,27 @@ impl World {
         }
     }
 
+    fn swap(&mut self, expect: MetaVersion, value: Option<Vec<u8>>, guard: Option<MetaGuard>) -> MetaReply {
+        let there = Some(self.root.1.clone()).filter(|bytes| !bytes.is_empty());
+        if let Some(guard) = guard.filter(|guard| guard.version != self.export) {
+            assert_eq!(guard.key, export_key(VOLUME));
+            self.guards_failed += 1;
+            if let Some(next) = self.guard_next.take() {
+                self.controller.guard_claim(Some(next));
+            }
+            return MetaReply::GuardFailed { version: self.root.0, value: there };
+        }
+        if expect != self.root.0 {
+            return MetaReply::Conflict { version: self.root.0, value: there };
+        }
+        self.root = (MetaVersion(expect.0 + 1), value.unwrap());
+        if std::mem::take(&mut self.loses_answer) {
+            self.export.0 += 1;
+            return MetaReply::Unknown;
+        }
+        MetaReply::Swapped { version: self.root.0 }
+    }
+
     pub fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Send { node, token, request, payload, .. } => {
@@ -463,11 +500,7 @@ impl World {
                         assert_eq!(key, root_key(VOLUME));
                         MetaReply::Record { version: self.root.0, value: there }
                     }
-                    MetaRequest::Swap { expect, value, .. } if expect == self.root.0 => {
-                        self.root = (MetaVersion(expect.0 + 1), value.unwrap());
-                        MetaReply::Swapped { version: self.root.0 }
-                    }
-                    MetaRequest::Swap { .. } => MetaReply::Conflict { version: self.root.0, value: there },
+                    MetaRequest::Swap { expect, value, guard, .. } => self.swap(expect, value, guard),
                 };
                 self.queue.push_back(Event::Meta { token, reply });
             }
