@@ -635,7 +635,7 @@ pub(super) mod tests {
     use super::*;
     use crate::map::LEAF_BLOCKS;
     use crate::map::leaf::Place;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::peers::tests::{leg, peers};
     use crate::segment::SegmentInfo;
     use crate::segment::tests::{info, no};
@@ -644,7 +644,7 @@ pub(super) mod tests {
 
     /// A checkpointer with a map, on three nodes.
     pub(in crate::map) struct Rig {
-        pub(in crate::map) kept: Kept,
+        pub(in crate::map) kept: TestMap,
         pub(in crate::map) checkpointer: Checkpointer,
         basis: Basis,
         peers: Peers,
@@ -665,7 +665,7 @@ pub(super) mod tests {
             basis.config.fold_runs_min = 1;
             let peers = peers(basis.now, &[1, 1, 1]);
             Rig {
-                kept: Kept::new(),
+                kept: TestMap::new(),
                 checkpointer: Checkpointer::default(),
                 basis,
                 peers,
@@ -706,7 +706,7 @@ pub(super) mod tests {
         }
 
         /// Slices until something is wished for, and what comes between them.
-        fn until_wish(&mut self, between: &mut dyn FnMut(&mut Kept)) -> Vec<Wish> {
+        fn until_wish(&mut self, between: &mut dyn FnMut(&mut TestMap)) -> Vec<Wish> {
             let mut wishes = self.with(Checkpointer::drive);
             while wishes.is_empty() {
                 let next = self.checkpointer.slice_deadline().expect("it goes on by itself, or wishes for something");
@@ -727,7 +727,7 @@ pub(super) mod tests {
         }
 
         /// A whole checkpoint, whatever comes between its slices; the segments that its records free.
-        fn checkpoint(&mut self, between: &mut dyn FnMut(&mut Kept)) -> Vec<SegmentNo> {
+        fn checkpoint(&mut self, between: &mut dyn FnMut(&mut TestMap)) -> Vec<SegmentNo> {
             self.basis.now = self.basis.now + FOLD_EVERY_KNOWN;
             let (mut freed, mut todo) = (Vec::new(), self.until_wish(between));
             while let Some(wish) = todo.pop() {
@@ -768,7 +768,7 @@ pub(super) mod tests {
         }
     }
 
-    fn write_here_and_there(kept: &mut Kept) {
+    fn write_here_and_there(kept: &mut TestMap) {
         for at in 0..300 {
             kept.write(0, at * 7 % (4 * LEAF_BLOCKS), 3, 1 + at % 3);
         }
@@ -781,7 +781,7 @@ pub(super) mod tests {
             write_here_and_there(&mut rig.kept);
             rig.kept.map.set_unfolded();
             let mut at = 0;
-            let mut write = |kept: &mut Kept| {
+            let mut write = |kept: &mut TestMap| {
                 at += 1;
                 kept.write(0, at * 11 % (4 * LEAF_BLOCKS), 2, 8);
             };
@@ -790,7 +790,7 @@ pub(super) mod tests {
             assert!(rig.checkpointer.is_idle() && rig.counters.folds == 1 && rig.counters.checkpoints == 1);
             assert_eq!(rig.checkpointer.durable().runs.len(), 1);
             assert_eq!(rig.kept.map.directory().len(), 4);
-            let mut expected = Kept::new();
+            let mut expected = TestMap::new();
             write_here_and_there(&mut expected);
             for at in 1..=at {
                 expected.write(0, at * 11 % (4 * LEAF_BLOCKS), 2, 8);

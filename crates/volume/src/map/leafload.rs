@@ -280,14 +280,14 @@ pub(super) fn block_runs(geometry: &Geometry, offset_bytes: u32, len_bytes: u32)
 mod tests {
     use super::*;
     use crate::map::LEAF_BLOCKS;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use crate::segment::tests::{info, no};
     use crate::segment::{Kind, SegmentInfo};
     use holdfast_base::{Buf, Key, Lba, ObjectId, crc32c};
 
     /// Three leaves, side by side in one segment but for the last; none is in memory.
     struct Rig {
-        kept: Kept,
+        kept: TestMap,
         loader: LeafLoader,
         payload: Vec<u8>,
         leaves: Vec<LeafNo>,
@@ -297,7 +297,7 @@ mod tests {
 
     impl Rig {
         fn new() -> Rig {
-            let mut kept = Kept::new();
+            let mut kept = TestMap::new();
             let mut payload = vec![0; 256 << 10];
             let mut leaves = Vec::new();
             for (place, at) in [(0, 0), (1, 200), (2, FAR)] {

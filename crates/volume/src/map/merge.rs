@@ -266,16 +266,16 @@ impl Map {
 mod tests {
     use super::*;
     use crate::map::Snapshot;
-    use crate::map::tests::Kept;
+    use crate::map::tests::TestMap;
     use holdfast_base::HeadId;
 
-    fn freeze(kept: &mut Kept, frozen: u32, live: u32) {
+    fn freeze(kept: &mut TestMap, frozen: u32, live: u32) {
         let snapshot = Snapshot { name: frozen.to_string(), head: HeadId::VOLUME, created_ms: 0, size_bytes: 1 << 30 };
         kept.map.layers_mut().freeze(ObjectId(frozen), ObjectId(live), snapshot, true);
     }
 
     /// Layers that go, in slices of so many runs, and what comes between them; how many slices that took.
-    fn finish(kept: &mut Kept, runs_max: usize, mut between: impl FnMut(&mut Kept)) -> usize {
+    fn finish(kept: &mut TestMap, runs_max: usize, mut between: impl FnMut(&mut TestMap)) -> usize {
         let mut finishing = Finishing::default();
         for slices in 1.. {
             let (runs, is_done) = kept.with(|map, accounts| map.finish_layers(&mut finishing, &[], runs_max, accounts));
@@ -290,8 +290,8 @@ mod tests {
     }
 
     /// Over a base of segment 1: a snapshot in between that says zeroes here and there, and a live layer over it.
-    fn with_zeroes_in_between() -> Kept {
-        let mut kept = Kept::new();
+    fn with_zeroes_in_between() -> TestMap {
+        let mut kept = TestMap::new();
         kept.write(0, 0, 600, 1);
         freeze(&mut kept, 0, 1);
         for at in 0..40 {
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_layer_that_is_dropped_gives_up_what_it_names_in_slices() {
-        let mut kept = Kept::new();
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         freeze(&mut kept, 0, 1);
         for at in 0..50 {
