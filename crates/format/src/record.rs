@@ -224,7 +224,7 @@ pub enum Record {
         live: ObjectId,
     },
     /// As `Commit`, of a packed segment.
-    CommitPacked(PackedCommit),
+    CommitPacked(Box<PackedCommit>),
     Share(Share),
     /// The volume knows what a store's catalogue says up to here.
     Catalogue(CatalogueNo),
@@ -248,7 +248,7 @@ pub enum Record {
     Attribute {
         name: String,
         value: Vec<u8>,
-        reply: Option<Replied>,
+        reply: Option<Box<Replied>>,
     },
 }
 
@@ -407,7 +407,8 @@ impl Record {
                 let is_payload = commit.blocks() == u64::from(commit.geometry.payload_blocks);
                 ("segment commit", commit.adds_up() && is_payload && commit.extents.iter().all(is_one))
             }
-            Record::CommitPacked(PackedCommit { commit, lengths }) => {
+            Record::CommitPacked(packed) => {
+                let PackedCommit { commit, lengths } = &**packed;
                 let are_lengths = lengths.len() == commit.blocks() && lengths.fill(&commit.geometry);
                 ("packed commit", commit.adds_up() && are_lengths)
             }
@@ -508,13 +509,13 @@ mod tests {
         unpacked.extents[1].source = Source::Packed { segment: commit().segment, granule: 99 };
         vec![
             Record::Commit(unpacked),
-            Record::CommitPacked(packed_commit()),
+            Record::CommitPacked(Box::new(packed_commit())),
             Record::Share(share()),
             Record::Catalogue(share().catalogue),
             Record::Head { head: HeadId(70_000), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 },
             Record::WriteReplied { key: Key(1 << 40), blocks: 2, reply: replied() },
             Record::Replied(replied()),
-            Record::Attribute { name: "reserve".to_string(), value: vec![9; 40], reply: Some(replied()) },
+            Record::Attribute { name: "reserve".to_string(), value: vec![9; 40], reply: Some(Box::new(replied())) },
             Record::Attribute { name: String::new(), value: Vec::new(), reply: None },
         ]
     }
@@ -563,7 +564,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut PackedCommit)| {
             let mut bad = good();
             change(&mut bad);
-            let decoded = Record::decode(&Record::CommitPacked(bad).encode());
+            let decoded = Record::decode(&Record::CommitPacked(Box::new(bad)).encode());
             assert_eq!(decoded, Err(FormatError::Field("packed commit")));
         };
         refused(&|bad| bad.lengths = lengths(&[63, 0x40]));

@@ -140,7 +140,7 @@ fn records_of_version_3() {
         ),
         (
             "030d04090201001010020105020602080200050801030409820103010203033f409d",
-            Record::CommitPacked(PackedCommit { commit, lengths: lengths(&[63, 0x40, 0x9d]) }),
+            Record::CommitPacked(Box::new(PackedCommit { commit, lengths: lengths(&[63, 0x40, 0x9d]) })),
         ),
         (
             "030e80808080808080808001050108020304098201808080808080808080010681010241bf0205ac02",
@@ -153,7 +153,7 @@ fn records_of_version_3() {
         ("03130261620201ff00", Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: None }),
         (
             "03130261620001a222ac0289010702aabb",
-            Record::Attribute { name: "ab".to_string(), value: vec![], reply: Some(reply) },
+            Record::Attribute { name: "ab".to_string(), value: vec![], reply: Some(Box::new(reply)) },
         ),
     ] {
         assert_eq!(hex(&record.encode()), golden, "{record:?}");

@@ -54,13 +54,13 @@ fn records() -> Vec<Record> {
         Record::Write { key: Key(1 << 40), blocks: 2 },
         Record::Rollback { head: HeadId(1), to: ObjectId(3), live: ObjectId(10) },
         Record::Commit(commit(extents(), Geometry { payload_blocks: 3, ..geometry }, vec![1, 2, 3])),
-        Record::CommitPacked(PackedCommit { commit: packed, lengths: lengths(&[63, 0x40, 0xbf]) }),
+        Record::CommitPacked(Box::new(PackedCommit { commit: packed, lengths: lengths(&[63, 0x40, 0xbf]) })),
         Record::Share(Share { catalogue, extents: vec![shared] }),
         Record::Catalogue(catalogue),
         Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 },
         Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() },
         Record::Replied(reply.clone()),
-        Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: Some(reply) },
+        Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: Some(Box::new(reply)) },
     ]
 }
 
