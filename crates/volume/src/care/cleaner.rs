@@ -183,11 +183,12 @@ impl Pass {
                 runs = pieces.len();
                 for piece in pieces {
                     let offset = (Key(piece.start).lba().0 - key.lba().0) as u32;
-                    if let Some(Place::Segment { segment, block: at, crcs }) = piece.value
+                    if let Some(Place::Segment { segment, stored, crcs }) = piece.value
                         && segment == no
-                        && at == block + offset
+                        && stored.block() == block + offset
                     {
-                        self.moves.push(Move { key: piece.start, segment, block: at, blocks: piece.len as u32, crcs });
+                        let block = stored.block();
+                        self.moves.push(Move { key: piece.start, segment, block, blocks: piece.len as u32, crcs });
                     }
                 }
             }
@@ -828,7 +829,7 @@ mod tests {
             kept.segments.insert(no(1, 1), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
             let extent_of = |at: u64| CommitExtent { key: Key(at * 256), blocks: 1, source: Source::Log(Lsn(1)) };
             for at in 0..300 {
-                let place = Place::Segment { segment: no(1, 1), block: at as u32, crcs: Crcs::new(vec![0]) };
+                let place = Place::plain(no(1, 1), at as u32, Crcs::new(vec![0]));
                 kept.say(0, at * 256, 1, place);
             }
             kept.fold(2);

@@ -239,7 +239,7 @@ mod tests {
             for (of, start, len, is_data) in says {
                 let layer = layers[usize::from(of) % layers.len()];
                 let crcs = crate::map::Crcs::new(vec![0; len as usize]);
-                let data = Place::Segment { segment: Default::default(), block: 0, crcs };
+                let data = Place::plain(Default::default(), 0, crcs);
                 let value = Some(if is_data { data } else { Place::Zero });
                 said.entry(layer).or_default().say(&Piece { start, len, value });
                 naive.extend((start..start + len).map(|block| ((layer, block), is_data)));

@@ -215,8 +215,8 @@ impl Controller {
             match piece.value {
                 None | Some(Place::Zero) => op.parts.push(Some(Buf::zeroes(bytes))),
                 Some(Place::Log { data, .. }) => op.parts.push(Some(data)),
-                Some(Place::Segment { segment, block, crcs }) => {
-                    fetches.push((op.parts.len() as u32, segment, block, crcs, piece.len));
+                Some(Place::Segment { segment, stored, crcs }) => {
+                    fetches.push((op.parts.len() as u32, segment, stored.block(), crcs, piece.len));
                     op.parts.push(None);
                 }
             }

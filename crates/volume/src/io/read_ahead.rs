@@ -338,7 +338,7 @@ impl Controller {
     }
 
     fn plan_piece(&mut self, at: usize, piece: &Piece<Place>) {
-        let Some(Place::Segment { segment, block, .. }) = &piece.value else { return };
+        let Some(Place::Segment { segment, stored, .. }) = &piece.value else { return };
         if piece.len >= PIECE_BLOCKS_MAX {
             return;
         }
@@ -346,7 +346,7 @@ impl Controller {
         let stream = self.readahead.streams[at].name;
         let mut done = 0;
         while done < piece.len as u32 {
-            let first = block + done;
+            let first = stored.block() + done;
             let blocks = geometry.run_from(first).min(piece.len as u32 - done);
             done += blocks;
             let last = piece.start + u64::from(done) - 1;

@@ -61,7 +61,7 @@ impl Map {
             let place = piece.value.as_ref().map(|m| &m.place);
             if names_source(place, extent.source, offset) || accounts.mutations.unconditional_repoint() {
                 let crcs = crcs.slice(offset, piece.len);
-                let place = Place::Segment { segment, block: block + offset as u32, crcs };
+                let place = Place::plain(segment, block + offset as u32, crcs);
                 self.map_to(piece.start, piece.len, Mapped { place, stamp: lsn }, accounts);
             }
         }
@@ -87,8 +87,8 @@ fn names_source(place: Option<&Place>, source: Source, offset: u64) -> bool {
     match (source, place) {
         (Source::Direct, _) => true,
         (Source::Log(from), Some(Place::Log { lsn, .. })) => *lsn == from,
-        (Source::Segment { segment, block }, Some(Place::Segment { segment: at, block: at_block, .. })) => {
-            *at == segment && u64::from(*at_block) == u64::from(block) + offset
+        (Source::Segment { segment, block }, Some(Place::Segment { segment: at, stored, .. })) => {
+            *at == segment && u64::from(stored.block()) == u64::from(block) + offset
         }
         (Source::Segment { .. }, None) => true,
         _ => false,

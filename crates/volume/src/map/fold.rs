@@ -191,7 +191,7 @@ impl Map {
                 between.extend(passed.inspect(|no| *bytes += len_of(*no)));
             }
         };
-        match mapped.place {
+        match &mapped.place {
             Place::Log { .. } => {}
             // Where no leaf is, zeroes are what the base says anyway; only existing leaves change.
             Place::Zero if self.layers.parent(Key(start).object()).is_some() => {
@@ -206,9 +206,9 @@ impl Map {
                     choose(first);
                 }
             }
-            Place::Segment { .. } => {
+            Place::Segment { stored, .. } => {
                 (first.0..=last_here.0).map(LeafNo).for_each(&mut choose);
-                *bytes += encoded_run_bytes(len);
+                *bytes += encoded_run_bytes(len, stored);
             }
         }
     }
@@ -337,6 +337,7 @@ fn of(named: &BTreeMap<SegmentNo, u64>, segment: &SegmentNo) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::map::leaf::Stored;
     use crate::map::tests::TestMap;
     use crate::segment::tests::{info, no};
     use crate::segment::{Kind, SegmentInfo};
@@ -392,7 +393,8 @@ pub(super) mod tests {
         assert_eq!(kept.seen(0, 0, 2 * LEAF_BLOCKS), before);
         assert_eq!((kept.live(1), kept.live(2)), (8, 4));
         let bytes = kept.segments.get(no(9, 1)).map_or(0, |info| info.live);
-        assert_eq!(bytes, encoded_run_bytes(8) + encoded_run_bytes(4) + 4);
+        let run_bytes = |blocks| encoded_run_bytes(blocks, &Stored::Plain { block: 0 });
+        assert_eq!(bytes, run_bytes(8) + run_bytes(4) + 4);
     }
 
     #[test]

@@ -125,6 +125,27 @@ pub(crate) fn leaf_in(no: LeafNo, layer: ObjectId) -> LeafNo {
 }
 
 impl LayerTable {
+    /// The same with other numbers, which stay in order, before [`LayerTable::refresh`]; `None` where a layer has none.
+    pub(crate) fn renumbered(self, number: impl Fn(ObjectId) -> Option<ObjectId>) -> Option<LayerTable> {
+        let mut layers = BTreeMap::new();
+        for (id, mut layer) in self.layers {
+            if let Some(parent) = &mut layer.parent {
+                *parent = number(*parent)?;
+            }
+            layers.insert(number(id)?, layer);
+        }
+        let mut heads = self.heads;
+        for head in heads.values_mut() {
+            head.live = number(head.live)?;
+        }
+        let mut merged = BTreeMap::new();
+        for (gone, into) in self.merged {
+            merged.insert(number(gone)?, number(into)?);
+        }
+        let (newest_layer, newest_head) = (number(self.newest_layer)?, self.newest_head);
+        Some(LayerTable { layers, heads, merged, newest_layer, newest_head, ..LayerTable::default() })
+    }
+
     /// With their parents, which come first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, Option<ObjectId>)> {
         self.layers.iter().map(|(id, layer)| (*id, layer.parent))

@@ -3,7 +3,7 @@
 use super::Map;
 use super::apply::log_place;
 use super::layers::LayerTable;
-use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place};
+use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place, Stored};
 use super::leafload::block_runs;
 use super::run::{Element, Head, PartReader, SavedPlace, SavedRun, Unreadable};
 use crate::log::window::Log;
@@ -150,7 +150,10 @@ impl Map {
         let SavedRun { key, blocks, stamp, place } = piece;
         let place = match place {
             SavedPlace::Zero => Place::Zero,
-            SavedPlace::Segment { segment, block, crcs } => Place::Segment { segment, block, crcs: Crcs::new(crcs) },
+            SavedPlace::Segment { segment, block, crcs } => Place::plain(segment, block, Crcs::new(crcs)),
+            SavedPlace::Packed { segment, granule, crcs, lengths } => {
+                Place::Segment { segment, stored: Stored::Packed { granule, lengths }, crcs: Crcs::new(crcs) }
+            }
             SavedPlace::Log(lsn) => log_place(log, lsn, key, blocks),
         };
         self.overlaid.insert(Key(key).object());

@@ -220,7 +220,7 @@ pub(crate) mod tests {
                 self.segments.insert(no(1, counter), info(512, 0, &[]));
             }
             let crcs = Crcs::new(vec![counter as u32; blocks as usize]);
-            let place = Place::Segment { segment: no(1, counter), block: block as u32, crcs };
+            let place = Place::plain(no(1, counter), block as u32, crcs);
             self.say(layer, block, blocks, place);
         }
 

@@ -3,15 +3,19 @@
 //! A part has a head, and three lists, each behind its length: leaves, segments, runs of the overlay. They are encoded
 //! and read element by element, so that nobody waits for a whole part. The parts of a run are read in order.
 //!
+//! A part begins with 0 or 1, or with a 2: then it is of version 2, and may have packed runs; its layers have the numbers
+//! that they would have in wide keys.
+//!
 //! Limits: a part takes [`PART_BYTES_MAX`] and one element more; it is what is put together and summed at once.
 
 use super::layers::LayerTable;
-use super::leaf::{LeafNo, LeafPointer, Mapped, Place};
+use super::leaf::{LeafNo, LeafPointer, Mapped, Place, Stored};
 use crate::segment::SegmentInfo;
 use crate::segment::writer::{JobKind, Work};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, Lsn, block_crcs, crc32c};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, KeyWidth, Lsn, block_crcs, crc32c};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
+use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -30,6 +34,7 @@ pub(crate) enum SavedPlace {
     Log(Lsn),
     Segment { segment: SegmentNo, block: u32, crcs: Vec<BlockCrc> },
     Zero,
+    Packed { segment: SegmentNo, granule: u32, crcs: Vec<BlockCrc>, lengths: StoredLengths },
 }
 
 #[derive(Debug, Deserialize)]
@@ -40,12 +45,31 @@ pub(crate) struct SavedRun {
     pub(crate) place: SavedPlace,
 }
 
+impl SavedRun {
+    /// Its lists are as long as the run, and units lie where they may.
+    fn is_valid(&self) -> bool {
+        let is_count = |crcs: &[BlockCrc]| crcs.len() as u64 == self.blocks;
+        self.blocks > 0
+            && match &self.place {
+                SavedPlace::Log(_) | SavedPlace::Zero => true,
+                SavedPlace::Segment { crcs, .. } => is_count(crcs),
+                SavedPlace::Packed { granule, crcs, lengths, .. } => {
+                    is_count(crcs) && lengths.len() == self.blocks && lengths.fit_from(*granule)
+                }
+            }
+    }
+}
+
+/// The first byte of a part of version 2.
+const PART_VERSION_PACKED: u8 = 2;
+
 /// The same, as it is written.
 #[derive(Serialize)]
 enum SaidPlace<'a> {
     Log(Lsn),
     Segment { segment: SegmentNo, block: u32, crcs: &'a [BlockCrc] },
     Zero,
+    Packed { segment: SegmentNo, granule: u32, crcs: &'a [BlockCrc], lengths: &'a [u8] },
 }
 
 #[derive(Serialize)]
@@ -140,6 +164,8 @@ pub(crate) struct RunWriter {
     leaves: List,
     segments: List,
     overlay: List,
+    /// A run of the part is packed.
+    has_packed: bool,
     part_bytes_max: usize,
     payload_blocks_max: usize,
     filling: Packed,
@@ -158,6 +184,7 @@ impl RunWriter {
             leaves: List::default(),
             segments: List::default(),
             overlay: List::default(),
+            has_packed: false,
             part_bytes_max: (payload_bytes / 4).min(PART_BYTES_MAX),
             payload_blocks_max: payload_bytes / BLOCK_BYTES,
             filling: Packed::default(),
@@ -181,13 +208,21 @@ impl RunWriter {
         let place = match &mapped.place {
             Place::Log { lsn, .. } => SaidPlace::Log(*lsn),
             Place::Zero => SaidPlace::Zero,
-            Place::Segment { segment, block, crcs } => {
+            Place::Segment { segment, stored, crcs } => {
                 // A long run is cut, so that its checksums fit a part.
                 let chunk = (self.part_bytes_max / 10).max(1);
                 for (i, crcs) in crcs.as_slice().chunks(chunk).enumerate() {
-                    let offset = (i * chunk) as u64;
-                    let place = SaidPlace::Segment { segment: *segment, block: block + offset as u32, crcs };
-                    self.overlay.push(&SaidRun { key: key + offset, blocks: crcs.len() as u64, stamp, place });
+                    let (offset, blocks) = ((i * chunk) as u64, crcs.len() as u64);
+                    let stored = stored.slice(offset, blocks);
+                    let place = match &stored {
+                        Stored::Plain { block } => SaidPlace::Segment { segment: *segment, block: *block, crcs },
+                        Stored::Packed { granule, lengths } => {
+                            self.has_packed = true;
+                            let (segment, granule, lengths) = (*segment, *granule, lengths.as_bytes());
+                            SaidPlace::Packed { segment, granule, crcs, lengths }
+                        }
+                    };
+                    self.overlay.push(&SaidRun { key: key + offset, blocks, stamp, place });
                     self.on_pushed(1 + crcs.len() / CRCS_A_RUN);
                 }
                 return;
@@ -206,7 +241,13 @@ impl RunWriter {
 
     fn end_part(&mut self) {
         let mut bytes = Vec::new();
-        append(&mut bytes, &(std::mem::take(&mut self.full), self.layers.take(), self.folded_at));
+        let mut layers = self.layers.take();
+        if std::mem::take(&mut self.has_packed) {
+            bytes.push(PART_VERSION_PACKED);
+            let widened = |layers: LayerTable| layers.renumbered(|layer| KeyWidth::Narrow.widened(layer));
+            layers = layers.map(|layers| widened(layers).expect("layers have numbers that keys can have"));
+        }
+        append(&mut bytes, &(std::mem::take(&mut self.full), layers, self.folded_at));
         for list in [&mut self.leaves, &mut self.segments, &mut self.overlay] {
             list.move_to(&mut bytes);
         }
@@ -253,6 +294,8 @@ pub(crate) struct PartReader {
     left: u64,
     /// Lists that are left behind that.
     lists: u8,
+    /// It may have packed runs.
+    may_be_packed: bool,
 }
 
 /// The head of a part.
@@ -278,8 +321,13 @@ pub(crate) struct Unreadable;
 
 impl PartReader {
     pub(crate) fn begin(bytes: Buf) -> Result<(PartReader, Head), Unreadable> {
-        let mut reader = PartReader { bytes, at: 0, left: 0, lists: 3 };
-        let head = reader.take()?;
+        let may_be_packed = bytes.first() == Some(&PART_VERSION_PACKED);
+        let mut reader = PartReader { bytes, at: usize::from(may_be_packed), left: 0, lists: 3, may_be_packed };
+        let mut head: Head = reader.take()?;
+        if may_be_packed && let Some(layers) = head.layers.take() {
+            let own = layers.renumbered(|layer| KeyWidth::Narrow.of_wide(layer));
+            head.layers = Some(own.ok_or(Unreadable)?);
+        }
         Ok((reader, head))
     }
 
@@ -309,7 +357,14 @@ impl PartReader {
                 let (no, info) = self.take()?;
                 Element::Segment(no, info)
             }
-            _ => Element::Run(self.take()?),
+            _ => {
+                let run: SavedRun = self.take()?;
+                let is_known = self.may_be_packed || !matches!(run.place, SavedPlace::Packed { .. });
+                if !is_known || !run.is_valid() {
+                    return Err(Unreadable);
+                }
+                Element::Run(run)
+            }
         }))
     }
 }
@@ -317,8 +372,9 @@ impl PartReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::Crcs;
+    use crate::map::{Crcs, Snapshot};
     use crate::segment::tests::{info, no};
+    use holdfast_base::{HeadId, ObjectId};
 
     /// The whole form of a part.
     #[derive(Serialize)]
@@ -332,7 +388,7 @@ mod tests {
     }
 
     fn place(block: u32, crcs: Vec<BlockCrc>) -> Mapped {
-        Mapped { place: Place::Segment { segment: no(1, 3), block, crcs: Crcs::new(crcs) }, stamp: Lsn(7) }
+        Mapped { place: Place::plain(no(1, 3), block, Crcs::new(crcs)), stamp: Lsn(7) }
     }
 
     #[test]
@@ -385,6 +441,115 @@ mod tests {
         }
         assert_eq!((heads, keys), (1, (0..5000).map(|key| key * 10).collect()));
         assert!(writer.take_work() >= 5000);
+    }
+
+    fn packed(granule: u32, lengths: &[u8]) -> Mapped {
+        let crcs = Crcs::new((0..lengths.len() as u32).collect::<Vec<_>>());
+        let lengths = StoredLengths::try_from(lengths.to_vec()).expect("they are lengths");
+        Mapped {
+            place: Place::Segment { segment: no(1, 3), stored: Stored::Packed { granule, lengths }, crcs },
+            stamp: Lsn(7),
+        }
+    }
+
+    fn only_part(writer: &mut RunWriter) -> Buf {
+        writer.end();
+        let mut parts = writer.next_packed().expect("one payload").parts();
+        assert_eq!(parts.len(), 1);
+        parts.remove(0)
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// With layers 0 and 1.
+    fn layers() -> LayerTable {
+        let mut layers = LayerTable::default();
+        let snapshot = Snapshot { name: "a".to_string(), head: HeadId::VOLUME, created_ms: 5, size_bytes: 6 };
+        layers.freeze(ObjectId(0), ObjectId(1), snapshot, true);
+        layers
+    }
+
+    #[test]
+    fn parts_of_version_2_have_packed_runs_and_wide_layers() {
+        let mut writer = RunWriter::new(true, layers(), Lsn(5), 1 << 20);
+        writer.run(40, 3, &packed(130, &[0x41, 63, 0x9d]));
+        let part = only_part(&mut writer);
+        let layers_of = |number: &str| format!("01020000010161000506{number}0100000100{number}0000{number}00");
+        let golden = |layers: &str| format!("0201{layers}0500000128030703010382010300010203413f9d");
+        assert_eq!(hex(&part), golden(&layers_of("10")));
+        let (mut reader, head) = PartReader::begin(part.clone()).expect("it can be read");
+        let table = |layers: Option<LayerTable>| layers.expect("they are there").iter().collect::<Vec<_>>();
+        assert_eq!(table(head.layers), layers().iter().collect::<Vec<_>>());
+        let Ok(Some(Element::Run(run))) = reader.next() else { panic!("a run") };
+        let SavedPlace::Packed { segment, granule, crcs, lengths } = run.place else { panic!("{run:?}") };
+        assert_eq!((run.key, run.blocks, segment, granule), (40, 3, no(1, 3), 130));
+        assert_eq!((crcs, lengths.as_bytes()), (vec![0, 1, 2], &[0x41, 63, 0x9d][..]));
+        assert!(reader.next().is_ok_and(|end| end.is_none()));
+        // One of version 1 has none of that, and narrow layers are 16 apart.
+        assert!(!reads(part.slice(1..part.len())));
+        let bytes = |hex: &str| {
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap()).collect::<Vec<_>>()
+        };
+        assert!(reads(Buf::copy_from(&bytes(&golden(&layers_of("20"))))));
+        assert!(!reads(Buf::copy_from(&bytes(&golden(&layers_of("21"))))));
+    }
+
+    #[test]
+    fn long_packed_runs_are_cut_and_each_piece_knows_where_it_starts() {
+        let lengths: Vec<u8> = (0..20_000_u32).map(|i| if i % 5 == 0 { 63 } else { 0x40 + (i % 60) as u8 }).collect();
+        let whole = packed(0, &lengths);
+        let Place::Segment { stored, .. } = &whole.place else { panic!("{whole:?}") };
+        let mut writer = RunWriter::new(false, LayerTable::default(), Lsn(5), 64 << 10);
+        writer.run(100, lengths.len() as u64, &whole);
+        writer.end();
+        let mut at = 0;
+        while let Some(payload) = writer.next_packed() {
+            for part in payload.parts() {
+                let (mut reader, _) = PartReader::begin(part).expect("it can be read");
+                while let Some(element) = reader.next().expect("it can be read") {
+                    let Element::Run(run) = element else { panic!("{element:?}") };
+                    let SavedPlace::Packed { granule, lengths, .. } = run.place else { panic!("{run:?}") };
+                    assert_eq!(
+                        (run.key, Stored::Packed { granule, lengths }),
+                        (100 + at, stored.slice(at, run.blocks))
+                    );
+                    at += run.blocks;
+                }
+            }
+        }
+        assert_eq!(at, lengths.len() as u64);
+    }
+
+    /// Reads all of a part, if it is one.
+    fn reads(part: Buf) -> bool {
+        let Ok((mut reader, _)) = PartReader::begin(part) else { return false };
+        loop {
+            match reader.next() {
+                Ok(Some(_)) => {}
+                Ok(None) => return true,
+                Err(Unreadable) => return false,
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_is_damaged_is_a_part_or_none() {
+        let mut writer = RunWriter::new(true, layers(), Lsn(5), 1 << 20);
+        writer.leaf(LeafNo(3), None);
+        writer.run(40, 2, &place(8, vec![1, 2]));
+        writer.run(60, 3, &packed(130, &[0x41, 63, 0x9d]));
+        let part = only_part(&mut writer);
+        assert!(reads(part.clone()));
+        for len in 0..part.len() {
+            assert!(!reads(part.slice(0..len)), "{len}");
+        }
+        for bit in 0..part.len() * 8 {
+            let mut bytes = part.to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            reads(Buf::copy_from(&bytes));
+        }
     }
 
     #[test]

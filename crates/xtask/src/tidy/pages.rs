@@ -11,7 +11,7 @@ const WORDS_MAX: &[(&str, usize)] = &[
     ("KNOWN_ISSUES.md", 600),
     ("SECURITY.md", 600),
     ("docs/ARCHITECTURE.md", 1500),
-    ("docs/FORMAT.md", 4000),
+    ("docs/FORMAT.md", 4300),
     ("docs/FORMAT-disk.md", 2000),
     ("docs/PROTOCOL.md", 2500),
     ("docs/concepts.md", 1500),
