@@ -58,7 +58,7 @@ pub(super) enum Errand {
     CanServe { volume: String, nodes: BTreeSet<u32> },
     /// Carry a command out, about a volume that the host has in service.
     Request { request: Box<Request> },
-    /// Tell what goes on and what open volumes hold: [`Told`].
+    /// Tell what goes on and what open volumes hold: [`HostReport`].
     Tell,
     /// Tell what volumes would lose without these nodes, as a list of weaknesses.
     Losses { nodes: BTreeSet<u32> },
