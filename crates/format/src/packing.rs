@@ -126,8 +126,13 @@ impl fmt::Display for NoLength {
 
 impl StoredLengths {
     pub fn new(lengths: impl IntoIterator<Item = StoredLength>) -> StoredLengths {
-        let all: Arc<[u8]> = lengths.into_iter().map(StoredLength::byte).collect();
-        let len = all.len() as u32;
+        StoredLengths::of(lengths.into_iter().map(StoredLength::byte).collect())
+    }
+
+    /// Of bytes that are lengths. What is empty takes no memory of its own.
+    fn of(bytes: Vec<u8>) -> StoredLengths {
+        let len = bytes.len() as u32;
+        let all = if bytes.is_empty() { Arc::default() } else { bytes.into() };
         StoredLengths { all, first: 0, len }
     }
 
@@ -214,7 +219,7 @@ impl TryFrom<Vec<u8>> for StoredLengths {
     fn try_from(bytes: Vec<u8>) -> Result<StoredLengths, NoLength> {
         match bytes.iter().find(|byte| StoredLength::of(**byte).is_none()) {
             Some(byte) => Err(NoLength(*byte)),
-            None => Ok(StoredLengths { first: 0, len: bytes.len() as u32, all: bytes.into() }),
+            None => Ok(StoredLengths::of(bytes)),
         }
     }
 }

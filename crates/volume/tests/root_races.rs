@@ -147,6 +147,21 @@ fn an_opening_waits_for_a_store_that_was_emptied() {
 }
 
 #[test]
+fn a_claim_that_a_host_of_a_later_release_has_forestalled_ends_and_doubts_no_store() {
+    let mut world = world();
+    (world.guard, world.export) = (Some(MetaVersion(1)), MetaVersion(2));
+    // Its record can't be read here.
+    world.before_swap.push_back(|root| {
+        root.0 = MetaVersion(root.0.0 + 1);
+        root.1[4] += 9;
+    });
+    world.begin_open();
+    world.run_until(|w| w.controller.state() == State::Closed);
+    assert!(world.notices.iter().any(|notice| matches!(notice, Notice::NotClaimed)));
+    assert!(!world.notices.iter().any(|notice| matches!(notice, Notice::StoreDoubted { .. })));
+}
+
+#[test]
 fn a_claim_by_an_older_record_of_who_serves_deposes_nobody() {
     let mut world = world();
     let (before, promised) = (world.root.clone(), |w: &World| w.nodes.iter().map(|n| n.promised).collect::<Vec<_>>());

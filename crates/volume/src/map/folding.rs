@@ -337,7 +337,7 @@ impl Folds {
         missing.sort_unstable();
         reading.pending = missing.iter().map(|(_, _, no)| *no).collect();
         reading.unasked = missing.into_iter().map(|(_, _, no)| no).collect::<Vec<_>>().into_iter();
-        around.turn.slice("fold: leaves are chosen", reading.leaves.len());
+        around.turn.slice("fold: leaves are chosen", reading.leaves.len() + going.runs);
         (fold.going, fold.between) = (going, between);
         Next::AtOnce(Step::Reading(reading))
     }

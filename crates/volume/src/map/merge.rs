@@ -16,6 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Leaves that go with one fold: each is read, and written with the one that it is merged into.
 const LEAVES_MAX: usize = 128;
 
+/// Runs of the overlay that are looked at for them.
+const RUNS_LOOKED_AT: usize = 2048;
+
 /// Leaves of layers that go.
 #[derive(Debug, Default)]
 pub(super) struct Going {
@@ -23,6 +26,9 @@ pub(super) struct Going {
     pub(super) under: BTreeMap<LeafNo, LeafNo>,
     /// What these say is dropped.
     pub(super) dropped: BTreeSet<LeafNo>,
+    /// Runs that were looked at; and where that ended, if there were more.
+    pub(super) runs: usize,
+    stopped_at: Option<LeafNo>,
 }
 
 impl Going {
@@ -60,11 +66,11 @@ impl Map {
         }
         let cursor = self.going_cursor;
         self.choose_from(cursor, written, &mut going);
-        if going.under.len() + going.dropped.len() < LEAVES_MAX {
+        if going.under.len() + going.dropped.len() < LEAVES_MAX && going.stopped_at.is_none() {
             self.choose_from(LeafNo::default(), written, &mut going);
         }
         let last = going.under.values().chain(&going.dropped).max();
-        self.going_cursor = last.map_or(LeafNo::default(), |no| LeafNo(no.0 + 1));
+        self.going_cursor = going.stopped_at.unwrap_or(last.map_or(LeafNo::default(), |no| LeafNo(no.0 + 1)));
         going
     }
 
@@ -77,15 +83,23 @@ impl Map {
         }
         for (gone, into) in self.layers.to_merge() {
             // What is on its way there must arrive first.
-            if !self.is_awaited(gone, written) {
-                let found = self.leaves_to_merge(gone, into, from, left(going));
+            if !self.is_awaited(gone, written) && going.stopped_at.is_none() {
+                let count_max = left(going);
+                let found = self.leaves_to_merge(gone, into, from, count_max, going);
                 going.under.extend(found.into_iter().map(|no| (leaf_in(no, into), no)));
             }
         }
     }
 
     /// Leaves of a layer that may be merged: nothing in them is still in the log.
-    fn leaves_to_merge(&self, gone: ObjectId, into: ObjectId, from: LeafNo, count_max: usize) -> BTreeSet<LeafNo> {
+    fn leaves_to_merge(
+        &self,
+        gone: ObjectId,
+        into: ObjectId,
+        from: LeafNo,
+        count_max: usize,
+        going: &mut Going,
+    ) -> BTreeSet<LeafNo> {
         let leaves = leaves_of(gone);
         let leaves = leaves.start.max(from)..leaves.end.max(from);
         let mut found: BTreeSet<LeafNo> = self.directory.range(leaves.clone()).take(count_max).collect();
@@ -93,6 +107,11 @@ impl Map {
             if start >= leaves.end.first_key() || found.len() >= count_max {
                 break;
             }
+            if going.runs >= RUNS_LOOKED_AT {
+                going.stopped_at = Some(LeafNo::of(Key(start)));
+                break;
+            }
+            going.runs += 1;
             let (first, last) = (LeafNo::of(Key(start)), LeafNo::of(Key(start + len - 1)));
             if mapped.place != Place::Zero {
                 found.extend((first.0..=last.0).take(count_max).map(LeafNo));
@@ -331,6 +350,27 @@ mod tests {
         for block in (0..at.min(600)).step_by(9) {
             assert_eq!(seen[block as usize], 3, "block {block}");
         }
+    }
+
+    #[test]
+    fn the_look_for_leaves_that_go_is_cut_and_goes_on_with_the_next_fold() {
+        let mut kept = TestMap::new();
+        kept.write(0, 0, 8, 1);
+        freeze(&mut kept, 0, 1);
+        for at in 0..3000 {
+            kept.say(1, at * 2 * LEAF_BLOCKS, LEAF_BLOCKS, Place::Zero);
+        }
+        kept.write(1, 6000 * LEAF_BLOCKS, 4, 2);
+        freeze(&mut kept, 1, 2);
+        kept.map.layers_mut().unname(ObjectId(1));
+        let first = kept.map.choose_leaves_that_go(&[]);
+        assert_eq!((first.runs, first.leaves().count()), (RUNS_LOOKED_AT, 0));
+        let second = kept.map.choose_leaves_that_go(&[]);
+        assert_eq!(
+            second.under.values().map(|no| no.first_key()).collect::<Vec<_>>(),
+            [Key::new(ObjectId(1), Lba(6000 * LEAF_BLOCKS)).0]
+        );
+        assert!(second.runs <= RUNS_LOOKED_AT);
     }
 
     #[test]

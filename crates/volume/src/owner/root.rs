@@ -288,16 +288,18 @@ impl Controller {
         }
     }
 
-    /// Who serves the volume is decided anew: it is claimed no more, and nobody deposed. The guard's version never comes
-    /// back, so a claim that is still on its way loses too.
+    /// Who serves the volume is decided anew: it is claimed no more, and nobody deposed. A version never comes back, so a
+    /// claim that is still on its way loses too; one that was guarded by an absent record may win, and then raises no
+    /// more than the epoch.
     fn on_guard_failed(&mut self, version: MetaVersion, value: Option<&[u8]>, proposal: Proposal, out: Out) {
-        match value.and_then(|bytes| Root::decode(bytes).ok()) {
+        match value.map(Root::decode) {
             // It had won, while the guard held.
-            Some(root) if root == proposal.root => self.on_won(version, proposal, out),
-            Some(root) if root.epoch < self.root().epoch => self.doubt_store(proposal, out),
+            Some(Ok(root)) if root == proposal.root => self.on_won(version, proposal, out),
+            Some(Ok(root)) if root.epoch < self.root().epoch => self.doubt_store(proposal, out),
             None => self.doubt_store(proposal, out),
             // It was decided anew for this host.
             Some(_) if proposal.guard != self.root.guard => self.load_root(out),
+            // Or for another one, perhaps of a later release.
             Some(_) => {
                 out.push(Effect::Notice(Notice::NotClaimed));
                 self.leave(State::Closed, BlockError::Deposed, out);
