@@ -18,8 +18,8 @@ const SHELL: [&str; 2] = ["holdfast", "runtime"];
 const TOOLS: [&str; 4] = ["lab", "sim", "torture", "xtask"];
 
 /// Of a thousand production lines. Wanted: 650 and 300.
-const DRIVEN_MIN: usize = 506;
-const SHELL_MAX: usize = 456;
+const DRIVEN_MIN: usize = 515;
+const SHELL_MAX: usize = 447;
 
 /// Production lines by crate.
 pub struct Shares(BTreeMap<String, usize>);
