@@ -183,6 +183,20 @@ impl Cluster {
         }
     }
 
+    /// Writes while a device hangs, which nobody waits for; the node of the device comes anew after that.
+    pub fn write_around(&mut self, node: usize, slot: usize) {
+        let until = self.now() + Duration::from_secs(20);
+        self.world().nodes[node].disks[slot].stuck_until = until;
+        for block in (0..256).step_by(8) {
+            self.write(block, 3);
+        }
+        assert!(self.now() < until, "writes wait for the device");
+        self.pass(Duration::from_secs(25));
+        // Shards that it wrote after their deletion are found when the node lists what it holds.
+        self.crash_node(node);
+        self.start_node(node);
+    }
+
     /// Asks without waiting for the answer.
     pub fn ask(&mut self, at: MachineAt, what: What, block: u64, blocks: u64) -> RequestToken {
         self.ask_of(at, Area::VOLUME, what, block, blocks)

@@ -153,15 +153,7 @@ fn while_the_only_node_is_away_everything_waits_and_then_goes_on() {
 fn a_device_that_hangs_is_written_around_where_there_are_others() {
     for slot in 0..4 {
         let mut cluster = start(2470 + slot as u64, "mirror:2@device", 1, 4);
-        let until = cluster.now() + Duration::from_secs(20);
-        cluster.world().nodes[0].disks[slot].stuck_until = until;
-        for block in (0..256).step_by(8) {
-            cluster.write(block, 3);
-        }
-        assert!(cluster.now() < until, "writes wait for the device");
-        cluster.pass(Duration::from_secs(25));
-        cluster.crash_node(0);
-        cluster.start_node(0);
+        cluster.write_around(0, slot);
         cluster.finish();
     }
 }

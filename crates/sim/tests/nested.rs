@@ -243,16 +243,7 @@ fn a_device_of_several_is_drained_with_the_log_on_it() {
 fn a_device_that_hangs_is_written_around_on_its_own_node() {
     for slot in 0..3 {
         let mut cluster = start(2380 + slot as u64, "nested-mirror", 3, 2);
-        let until = cluster.now() + Duration::from_secs(20);
-        cluster.world().nodes[1].disks[slot].stuck_until = until;
-        for block in (0..256).step_by(8) {
-            cluster.write(block, 3);
-        }
-        assert!(cluster.now() < until, "writes wait for the device");
-        cluster.pass(Duration::from_secs(25));
-        // Shards that it wrote after their deletion are found when the node lists what it holds.
-        cluster.crash_node(1);
-        cluster.start_node(1);
+        cluster.write_around(1, slot);
         cluster.finish();
     }
 }

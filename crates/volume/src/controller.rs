@@ -826,14 +826,16 @@ impl Controller {
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
         self.wants.hurry |= owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
-        let (overlay_wants_fold, fold_goes_first) = self.drive_checkpointer(out, |checkpointer, around| {
-            (checkpointer.overlay_wants_fold(around), checkpointer.fold_goes_first(around))
-        });
-        let lets_fold = self.wants.hurry && overlay_wants_fold;
+        let overlay_wants_fold = |checkpointer: &mut Checkpointer, around: &mut checkpoint::Around<'_>| {
+            checkpointer.overlay_wants_fold(around)
+        };
+        let lets_fold = self.wants.hurry && self.drive_checkpointer(out, overlay_wants_fold);
         if owed_bytes > movable_bytes || lets_fold {
             return;
         }
-        if self.care.cleaner.has_passed_since_fold() && fold_goes_first {
+        if self.care.cleaner.has_passed_since_fold()
+            && self.drive_checkpointer(out, |checkpointer, around| checkpointer.fold_goes_first(around))
+        {
             self.wants.fold = true;
             return;
         }

@@ -191,6 +191,22 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// A volume that no host serves or offers, and that has no record of that.
+    fn unserved(root: Root, settings: Settings) -> Entry {
+        Entry {
+            root,
+            served_by: None,
+            offered_by: BTreeSet::new(),
+            handed_from: None,
+            clone: None,
+            settings,
+            protected: false,
+            shared: false,
+            failover: false,
+            export_version: MetaVersion::ABSENT,
+        }
+    }
+
     pub fn name(&self) -> &str {
         self.clone.as_ref().map_or(&self.root.name, |(_, clone)| &clone.name)
     }
@@ -414,20 +430,7 @@ impl Catalog {
                 refuse!(Code::Changed, "a volume {name} is being made by somebody else; see `holdfast volume list`")
             }
         }
-        let (served_by, handed_from, offered_by, clone) = (None, None, BTreeSet::new(), None);
-        let (protected, shared, failover, export_version) = (false, false, false, MetaVersion::ABSENT);
-        Ok(Some(Entry {
-            root,
-            served_by,
-            offered_by,
-            handed_from,
-            clone,
-            settings,
-            protected,
-            shared,
-            failover,
-            export_version,
-        }))
+        Ok(Some(Entry::unserved(root, settings)))
     }
 
     /// What is set aside, as it is by now.
@@ -749,26 +752,15 @@ impl Catalog {
         let (export_version, export) = self.get(&key)?;
         let export: Option<ExportRecord> = export.map(|bytes| decode(&key, &bytes)).transpose()?;
         let export = export.map(|e| if e.host.is_empty() { ExportRecord { host: self.host.clone(), ..e } } else { e });
-        let (shared, failover) = export.as_ref().map_or((false, false), |export| (export.shared, export.failover));
-        let (served_by, offered_by, handed_from) = match export {
-            Some(ExportRecord { host, offered_by, from, .. }) => (Some(host), offered_by, from),
-            None => (None, BTreeSet::new(), None),
-        };
-        let settings = self.settings(volume)?;
-        let clone = clone.map(|clone| (id, clone));
-        let protected = self.is_protected(clone.as_ref().map_or(&root.name, |(_, clone)| &clone.name))?;
-        Ok(Some(Entry {
-            root,
-            served_by,
-            offered_by,
-            handed_from,
-            clone,
-            settings,
-            protected,
-            shared,
-            failover,
-            export_version,
-        }))
+        let mut entry = Entry::unserved(root, self.settings(volume)?);
+        entry.export_version = export_version;
+        if let Some(ExportRecord { host, offered_by, from, shared, failover, .. }) = export {
+            (entry.served_by, entry.handed_from, entry.offered_by) = (Some(host), from, offered_by);
+            (entry.shared, entry.failover) = (shared, failover);
+        }
+        entry.clone = clone.map(|clone| (id, clone));
+        entry.protected = self.is_protected(entry.name())?;
+        Ok(Some(entry))
     }
 
     pub fn find(&self, name: &str) -> Result<Entry> {

@@ -1,7 +1,8 @@
 //! A real guest on a volume that two hosts offer: QEMU, a Linux kernel, ext4, files with checksums.
 //!
 //! ```text
-//!   guest ── virtio-blk ── QEMU's NBD client ──TCP──> host h1 ──TLS──> host h2, the owner ──TLS──> n1, n2, n3
+//!   guest ── virtio-blk ── QEMU's NBD client ──TCP──> host h1
+//!   host h1 ──TLS──> host h2, the owner ──TLS──> n1, n2, n3
 //! ```
 //! The guest never learns of anything. Its disk stays where it is while the volume is handed over to h1 and back, and while
 //! the owner's machine is killed, from which h1 takes the volume over. In the end h1 itself is killed and started again:

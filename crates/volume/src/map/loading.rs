@@ -46,10 +46,9 @@ impl RunLoads {
         (RunLoads { runs }, wanted)
     }
 
-    /// A part of the run of this number is there. True when that was the last; of what nothing waits for any more
-    /// nothing comes.
+    /// A part of the run of this number, which is awaited, is there. True when that was the last.
     pub(crate) fn on_part(&mut self, at: usize, part: u32, bytes: Buf) -> bool {
-        let Some(run) = self.runs.get_mut(at) else { return false };
+        let run = &mut self.runs[at];
         run.parts[part as usize] = Some(bytes);
         run.pending -= 1;
         self.runs.iter().all(|run| run.pending == 0)
