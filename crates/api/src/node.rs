@@ -23,6 +23,13 @@ pub struct NodeInfo {
     /// Of the messages between host and node, while there is a connection: the newest that both speak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<u32>,
+    /// Threads of its process that have devices or could; hosts ask each for its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reactors: Option<u32>,
+    /// Requests that one of them has passed on to another: those of other nodes, of copies of the metadata, and of
+    /// hosts of older releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed_on: Option<u64>,
     pub devices: Vec<DeviceInfo>,
     /// The machine that it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,8 +23,8 @@ use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
 /// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
-/// 12 [`Request::Heard`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 12 };
+/// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`].
+pub const WIRE: Versions = Versions { oldest: 5, newest: 13 };
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -216,6 +216,14 @@ pub enum Request {
     Heard {
         host: String,
     },
+    /// How many reactors the node has, and which has which device. Since version 13.
+    Reactors,
+    /// What follows on this connection is for devices of that reactor; of a host that was greeted. Done once it is there.
+    /// Since version 13.
+    Join {
+        reactor: u16,
+        host: String,
+    },
 }
 
 impl Request {
@@ -233,6 +241,42 @@ impl Request {
 
     /// Since then nodes tell when they have heard of a host.
     pub const HEARD_SINCE: u32 = 12;
+
+    /// Since then nodes may have several reactors, and connections may be for one of them.
+    pub const REACTORS_SINCE: u32 = 13;
+
+    /// The device that it is for; none where it concerns the whole node.
+    pub fn device(&self) -> Option<DeviceId> {
+        match self {
+            Request::Hello { .. }
+            | Request::Ping
+            | Request::Stat
+            | Request::Drives
+            | Request::Troubles
+            | Request::Heard { .. }
+            | Request::Reactors
+            | Request::Join { .. } => None,
+            Request::CreateLedger { device, .. }
+            | Request::Append { device, .. }
+            | Request::Fence { device, .. }
+            | Request::ReadLog { device, .. }
+            | Request::TrimLedger { device, .. }
+            | Request::DeleteLedger { device, .. }
+            | Request::Grant { device, .. }
+            | Request::Release { device, .. }
+            | Request::SetMedia { device, .. }
+            | Request::PutShard { device, .. }
+            | Request::ReadShard { device, .. }
+            | Request::ReadShardHeader { device, .. }
+            | Request::CheckShard { device, .. }
+            | Request::MakeShard { device, .. }
+            | Request::DeleteShards { device, .. }
+            | Request::ListShards { device, .. }
+            | Request::PutRoot { device, .. }
+            | Request::ListVolumes { device, .. }
+            | Request::DropVolume { device, .. } => Some(*device),
+        }
+    }
 
     /// The first version of the messages that has this one.
     pub fn since(&self) -> u32 {
@@ -261,6 +305,7 @@ impl Request {
             Request::Troubles => Request::TROUBLES_SINCE,
             Request::PutRoot { .. } | Request::ListVolumes { .. } => Request::ROOTS_SINCE,
             Request::Heard { .. } => Request::HEARD_SINCE,
+            Request::Reactors | Request::Join { .. } => Request::REACTORS_SINCE,
         }
     }
 }
@@ -495,6 +540,13 @@ pub enum Reply {
     /// So long ago the node has heard of the host, or has begun to listen.
     Heard {
         ms: u64,
+    },
+    /// Reactors are numbered from zero; of devices those whose superblocks have been read.
+    Reactors {
+        count: u16,
+        devices: Vec<(DeviceId, u16)>,
+        /// Requests that one reactor has passed on to another, since the process was started.
+        passed_on: u64,
     },
 }
 

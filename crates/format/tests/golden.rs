@@ -222,7 +222,7 @@ fn headers_of_packed_shards() {
     }
 }
 
-const REQUESTS: [&str; 25] = [
+const REQUESTS: [&str; 27] = [
     "0005ac02090161",
     "01",
     "02",
@@ -248,8 +248,10 @@ const REQUESTS: [&str; 25] = [
     "1601020313020102",
     "1701010214",
     "180161",
+    "19",
+    "1a150162",
 ];
-const REPLIES: [&str; 24] = [
+const REPLIES: [&str; 25] = [
     "0006080401010100000000001314000000000101000115160000000017",
     "01",
     "0201010100000000001314000000000101000115160000000017",
@@ -274,6 +276,7 @@ const REPLIES: [&str; 24] = [
     "0c01012829012a2b012701620100",
     "0d01022e0103050118191a01032c2d01",
     "0e2f",
+    "0f3001013132",
 ];
 
 /// What hosts and nodes say to each other: a message keeps its bytes, in this release and in all that speak with it.
@@ -311,6 +314,8 @@ fn messages_between_hosts_and_nodes() {
         Request::PutRoot { device, volume, epoch, sequence: 19, root: vec![1, 2] },
         Request::ListVolumes { device, after: Some(volume), count_max: 20 },
         Request::Heard { host: "a".to_string() },
+        Request::Reactors,
+        Request::Join { reactor: 21, host: "b".to_string() },
     ];
     let said: Vec<String> =
         requests.iter().map(|request| hex(&encode_frame(0, request, 0)[FRAME_HEADER_BYTES..])).collect();
@@ -358,6 +363,7 @@ fn messages_between_hosts_and_nodes() {
         Reply::Troubles { troubles: vec![trouble] },
         Reply::Volumes { volumes: vec![held], more: true },
         Reply::Heard { ms: 47 },
+        Reply::Reactors { count: 48, devices: vec![(device, 49)], passed_on: 50 },
     ];
     let said: Vec<String> = replies.iter().map(|reply| hex(&encode_frame(0, reply, 0)[FRAME_HEADER_BYTES..])).collect();
     assert_eq!(said, REPLIES);

@@ -455,6 +455,8 @@ mod tests {
             resident_bytes: 0,
             trouble: None,
             wire: None,
+            reactors: None,
+            passed_on: None,
             devices: vec![device()],
             machine: None,
             machine_gone: false,

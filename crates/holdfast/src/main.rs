@@ -16,9 +16,7 @@ mod link_tls;
 mod logger;
 mod nbd_client;
 mod nbd_uri;
-mod node_devices;
-mod node_peers;
-mod node_shell;
+mod node;
 mod protocol;
 mod resources;
 

@@ -140,6 +140,59 @@ fn requests_bring_no_message_between_reactors_and_no_lock() {
     println!("256 requests: {few}; 10,240 requests: {many}");
 }
 
+fn passed_on(grid: &Grid) -> Vec<u64> {
+    let nodes = grid.json("status")["nodes"].as_array().expect("nodes").clone();
+    nodes.iter().filter_map(|node| node["passed_on"].as_u64()).collect()
+}
+
+#[test]
+fn nodes_of_several_reactors_serve_by_each_and_pass_nothing_on() {
+    let grid = Grid::new(64);
+    grid.up("--nodes 3 --devices 2");
+    grid.ok("grid down");
+    fs::write(grid.path("holdfast.toml"), "[cpu]\nnode_reactors = 2\n").unwrap();
+    grid.ok("grid up");
+    grid.ok("volume create v --size 64MiB");
+    let (file, scratch) = (grid.path("v.img"), grid.path("scratch"));
+    pattern(&file, 48 << 20);
+    nbdcopy(file.to_str().unwrap(), &grid.uri("v"));
+    assert_volume_holds(&grid.uri("v"), &file, &scratch);
+    assert!(grid.json("status")["nodes"].as_array().unwrap().iter().all(|node| node["reactors"] == 2));
+    until("data are on the devices of all reactors", || {
+        let status = grid.json("status");
+        let mut devices =
+            status["nodes"].as_array().unwrap().iter().flat_map(|node| node["devices"].as_array().unwrap());
+        devices.all(|device| device["shards"].as_u64() > Some(0))
+    });
+    // Copies of the metadata go by way of the first, and nothing else does.
+    let read = ["--request-size=4096", "--allocated", &grid.uri("v"), "null:"];
+    assert!(Command::new("nbdcopy").args(read).status().expect("nbdcopy runs").success());
+    // What was counted meanwhile is told within a second.
+    std::thread::sleep(Duration::from_millis(2500));
+    let (passed_on, requests) = (passed_on(&grid), 48 << 20 >> 12);
+    assert!(passed_on.len() == 3 && passed_on.iter().all(|count| *count < 20), "{passed_on:?} of {requests}");
+
+    // A device more is dealt to one of them, and what was on a lost node is made anew on all.
+    grid.ok("device add 1");
+    let is_there = || grid.json("status")["nodes"][0]["devices"].as_array().unwrap().len() == 3;
+    until("the device is taken in", is_there);
+    grid.ok("node kill 2");
+    pattern(&file, 50 << 20);
+    nbdcopy(file.to_str().unwrap(), &grid.uri("v"));
+    grid.ok("node start 2");
+    grid.wait_for_node(2, "up");
+    until("all is whole", || is_whole(&grid, "v"));
+    assert_volume_holds(&grid.uri("v"), &file, &scratch);
+    // With one reactor again, and with more than devices.
+    for count in [1, 5] {
+        grid.ok("grid down");
+        fs::write(grid.path("holdfast.toml"), format!("[cpu]\nnode_reactors = {count}\n")).unwrap();
+        grid.ok("grid up");
+        assert_volume_holds(&grid.uri("v"), &file, &scratch);
+        assert_eq!(grid.json("status")["nodes"][2]["reactors"], count);
+    }
+}
+
 #[test]
 fn hosts_of_any_number_of_reactors_forward_to_each_other_and_hand_volumes_over() {
     let store = tempfile::tempdir().expect("a directory");

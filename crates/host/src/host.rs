@@ -370,6 +370,7 @@ impl Host {
                 self.waiters.on_dependent_notice(at, notice, out)
             }
             Notice::Prepared => self.waiters.on_prepared(at, true, out),
+            Notice::NotPrepared => self.waiters.on_prepared(at, false, out),
             _ => {}
         }
         let name = self.volumes.table.get(at).map_or("", |volume| &volume.name);
@@ -655,6 +656,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         | Notice::Refused { .. }
         | Notice::DependentRefused { .. }
         | Notice::Prepared
+        | Notice::NotPrepared
         | Notice::Preloaded
         | Notice::Quiesced { .. }
         | Notice::QuiesceEnded { whole: true, .. } => None,

@@ -168,6 +168,14 @@ pub fn open(path: &Path) -> Result<Device, DeviceError> {
     Ok(Device { fd, path: path.into(), size_bytes, is_block_device, is_direct, media })
 }
 
+/// What the kernel says of the disk below a path, without opening it; `None` where it can't be found.
+pub fn media_at(path: &Path) -> Option<MediaClass> {
+    let stat = rustix::fs::stat(path).ok()?;
+    let is_block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let disk = if is_block_device { stat.st_rdev } else { stat.st_dev };
+    media_of(rustix::fs::major(disk), rustix::fs::minor(disk))
+}
+
 fn open_direct(path: &Path, flags: OFlags) -> Result<(OwnedFd, bool), DeviceError> {
     let mut flags = flags | OFlags::DIRECT;
     loop {

@@ -114,6 +114,11 @@ impl<M: Message> Framed<M> {
         self.conn
     }
 
+    /// The socket has come to another reactor, where its connection has this name.
+    pub fn move_to(&mut self, conn: ConnId) {
+        self.conn = conn;
+    }
+
     /// Whether it has TLS.
     pub fn is_secured(&self) -> bool {
         self.secured.is_some()

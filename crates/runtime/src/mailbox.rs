@@ -94,6 +94,11 @@ pub fn mailbox<T>(waker: Waker, capacity_max: usize) -> (Sender<T>, Receiver<T>)
 }
 
 impl<T> Sender<T> {
+    /// Of the reactor that drains it.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
     /// Queues `message` and wakes the reactor.
     pub fn post(&self, message: T) -> Result<(), Full<T>> {
         {

@@ -694,6 +694,6 @@ fn cure<M: Machine>(world: &mut World<M>, node: usize, cure: Cure) {
 }
 
 fn has_failed_device<M: Machine>(world: &World<M>, node: usize) -> bool {
-    let stats = world.nodes[node].machine().map(|machine| machine.stats(world.now())).unwrap_or_default();
+    let stats = world.nodes[node].stats(world.now());
     stats.len() < world.nodes[node].disks.len() || stats.iter().any(|stat| stat.health != DeviceHealth::Serving)
 }

@@ -38,8 +38,8 @@ impl Cluster {
     /// Everything on these nodes shall go elsewhere; waits until nothing is left there.
     pub fn empty_nodes(&mut self, nodes: &[usize]) {
         let now = self.now();
-        let machines = nodes.iter().filter_map(|node| self.world().nodes[*node].machine().map(|m| m.stats(now)));
-        let devices: BTreeSet<DeviceId> = machines.flatten().map(|device| device.device).collect();
+        let devices = nodes.iter().flat_map(|node| self.world().nodes[*node].stats(now));
+        let devices: BTreeSet<DeviceId> = devices.map(|device| device.device).collect();
         self.run.drain_devices(devices);
         self.until("nothing is left on the nodes", |s| {
             let left = s.status().left_to_drain;

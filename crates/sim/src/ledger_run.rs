@@ -5,7 +5,7 @@
 
 use crate::faults::{HostAct, Nemesis, Weights};
 use crate::ledger_client::{ClientConfig, ClientState, LedgerClient, payload_of};
-use crate::plan::disk_in_flight_max;
+use crate::plan::{disk_in_flight_max, node_reactors};
 use crate::world::{MachineAt, Output, World};
 use holdfast_base::{
     BlockError, BlockOp, BlockRequest, ByteRange, Epoch, InstanceId, Instant, Lsn, NodeId, Prng, RequestToken, VolumeId,
@@ -123,6 +123,7 @@ impl LedgerRun {
             config.mutations = plan.mutations;
             config.batch_records_max = batch_records_max;
             config.disk_in_flight_max = disk_in_flight_max(plan.seed);
+            config.reactors = node_reactors(plan.seed);
             let index = world.add_node(config, sizing, &vec![6 << 20; plan.disks]);
             world.start_node(index);
         }

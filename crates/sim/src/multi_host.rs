@@ -20,7 +20,7 @@ pub(crate) mod planned;
 use crate::checker::SECTOR_BYTES;
 use crate::cluster::name_of;
 use crate::disk::Crash;
-use crate::plan::disk_in_flight_max;
+use crate::plan::{disk_in_flight_max, node_reactors};
 use crate::workload::{Area, Guests, Mix, What};
 use crate::world::{MachineAt, Output, World};
 use contend::{Given, identity};
@@ -303,6 +303,7 @@ impl MultiHost {
         for n in 0..3 {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n + 1), InstanceId(0));
             config.disk_in_flight_max = disk_in_flight_max(plan.seed);
+            config.reactors = node_reactors(plan.seed);
             let node = world.add_node(config, sizing, &[24 << 20]);
             world.start_node(node);
         }

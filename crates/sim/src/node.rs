@@ -5,7 +5,7 @@ use crate::host::versions_of;
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward};
 use crate::world::{Happening, Machine, Output, World};
 use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId};
-use holdfast_format::wire::{Reply, Request};
+use holdfast_format::wire::{DeviceStat, Reply, Request};
 use holdfast_store as store;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 enum Input {
     Message(Stream, Message),
     Disk {
+        slot: usize,
         token: store::DiskToken,
         result: Result<Buf, store::DiskError>,
     },
@@ -26,8 +27,14 @@ enum Input {
         ask: u64,
         request: Request,
     },
+    /// One reactor has told another something.
+    Told {
+        from: usize,
+        to: usize,
+    },
     /// Another node has answered.
     PeerAnswered {
+        reactor: usize,
         token: store::AskToken,
         answer: Option<(Reply, Buf)>,
     },
@@ -36,6 +43,8 @@ enum Input {
 /// A question of one node to another, on its way there or back.
 pub(crate) struct NodeAsk {
     from: usize,
+    /// Of the node that asks.
+    reactor: usize,
     generation: u64,
     to: usize,
     token: store::AskToken,
@@ -59,47 +68,102 @@ pub struct NodeProc {
     /// Settings for the next start; `boot` is set afresh.
     pub config: store::NodeConfig,
     pub sizing: store::JournalSizing,
-    machine: Option<Box<store::Node>>,
+    /// One a reactor while the process runs.
+    reactors: Vec<NodeReactor>,
+    /// Which of them has each disk.
+    dealt: Vec<usize>,
     pub(crate) generation: u64,
     paused: bool,
     inbox: VecDeque<Input>,
-    tick_due: Option<Instant>,
     disk_tokens: BTreeMap<(usize, u64), store::DiskToken>,
+}
+
+/// A disk, by its place in its node.
+#[derive(Clone, Copy, PartialEq)]
+struct Place(usize);
+
+impl store::Named for Place {
+    fn is(&self, other: &Place) -> bool {
+        self == other
+    }
+}
+
+/// One reactor of a node's process.
+struct NodeReactor {
+    machine: Box<store::Node>,
+    tick_due: Option<Instant>,
+    /// What each of the others has told it and it has not heard yet, in order.
+    told: BTreeMap<usize, VecDeque<store::Message>>,
+}
+
+impl NodeReactor {
+    fn new(config: &store::NodeConfig, reactor: u16) -> NodeReactor {
+        let config = store::NodeConfig { reactor, ..config.clone() };
+        NodeReactor { machine: Box::new(store::Node::new(config)), tick_due: None, told: BTreeMap::new() }
+    }
 }
 
 impl NodeProc {
     pub fn is_up(&self) -> bool {
-        self.machine.is_some()
+        !self.reactors.is_empty()
     }
 
     pub fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// The machine itself, for checks.
-    pub fn machine(&self) -> Option<&store::Node> {
-        self.machine.as_deref()
+    /// The machines themselves, for checks; none while the process is down.
+    pub fn machines(&self) -> impl Iterator<Item = &store::Node> {
+        self.reactors.iter().map(|reactor| &*reactor.machine)
+    }
+
+    /// What the process would say of its devices; nothing while it is down.
+    pub fn stats(&self, now: Instant) -> Vec<DeviceStat> {
+        self.machines().flat_map(|machine| machine.stats(now)).collect()
+    }
+
+    /// Deals disks out over the reactors.
+    fn deal(&mut self) {
+        let places: Vec<Place> = (0..self.disks.len()).map(Place).collect();
+        let has_cache = self.config.read_cache_per_mille > 0;
+        let mut dealing = store::Dealing::new(usize::from(self.config.reactors), has_cache);
+        let shares = dealing.deal(&places, |place| self.disks[place.0].media);
+        let home = |place: &Place| shares.iter().position(|share| share.contains(place)).expect("all are dealt");
+        self.dealt = places.iter().map(home).collect();
+    }
+
+    fn reactor_of(&self, slot: usize) -> usize {
+        self.dealt[slot]
+    }
+
+    /// Where a lane of a host comes to: on the front reactor, or straight to another that has not all devices either.
+    fn reactor_of_peer(&self, peer: store::PeerId) -> usize {
+        if peer.conn >= ASK_PEERS { 0 } else { peer.conn as usize % self.reactors.len() }
     }
 }
 
 /// Every lane of a connection is a peer of its own to the node, as two TCP connections are.
 fn peer_of(stream: Stream) -> store::PeerId {
-    store::PeerId(stream.conn.0 * LANES.len() as u64 + stream.lane as u64)
+    store::PeerId::here(stream.conn.0 * LANES.len() as u64 + stream.lane as u64)
 }
 
 fn stream_to(peer: store::PeerId) -> Stream {
     let lanes = LANES.len() as u64;
-    Stream { conn: ConnId(peer.0 / lanes), lane: (peer.0 % lanes) as usize, toward: Toward::Host }
+    Stream { conn: ConnId(peer.conn / lanes), lane: (peer.conn % lanes) as usize, toward: Toward::Host }
 }
 
 /// The peer that the driver of a run is.
-const PROBE: store::PeerId = store::PeerId(u64::MAX);
+const PROBE: u64 = u64::MAX;
 
 impl<M: Machine> World<M> {
     /// Asks a running node something from outside of the simulated network; the answer is [`Output::Probed`].
     pub fn probe(&mut self, index: usize, token: u64, request: Request) {
-        let event = store::Event::Request { peer: PROBE, token, request, payload: Buf::empty() };
-        self.node_handles(index, event);
+        let (node, now) = (&self.nodes[index], self.now);
+        let has = |machine: &store::Node| machine.stats(now).iter().any(|stat| Some(stat.device) == request.device());
+        let reactor = node.machines().position(has).unwrap_or(0);
+        let peer = store::PeerId::here(PROBE);
+        let event = store::Event::Request { peer, token, request, payload: Buf::empty() };
+        self.node_handles(index, reactor, event);
     }
 
     /// Adds a node process, not yet started, on disks of these sizes, freshly formatted.
@@ -113,11 +177,11 @@ impl<M: Machine> World<M> {
             disks,
             config,
             sizing,
-            machine: None,
+            reactors: Vec::new(),
+            dealt: Vec::new(),
             generation: 0,
             paused: false,
             inbox: VecDeque::new(),
-            tick_due: None,
             disk_tokens: BTreeMap::new(),
         });
         for slot in 0..disk_sizes.len() {
@@ -130,17 +194,18 @@ impl<M: Machine> World<M> {
     pub fn start_node(&mut self, index: usize) {
         let boot = InstanceId(self.prng.next_u128());
         let node = &mut self.nodes[index];
-        assert!(node.machine.is_none(), "node {index} runs already");
+        assert!(!node.is_up(), "node {index} runs already");
         node.config.boot = boot;
         if self.mixed {
             node.config.wire = versions_of(boot.0.is_multiple_of(2));
         }
-        node.machine = Some(Box::new(store::Node::new(node.config.clone())));
+        node.reactors = (0..node.config.reactors).map(|reactor| NodeReactor::new(&node.config, reactor)).collect();
+        node.deal();
         let disks: Vec<_> = node.disks.iter().map(|disk| (disk.size_bytes(), disk.media)).collect();
         self.trace.event(self.now, &[1, index as u64], || format!("node {} starts", index + 1));
         for (slot, (size_bytes, media)) in disks.into_iter().enumerate() {
-            let slot = store::DeviceSlot(slot);
-            self.node_handles(index, store::Event::AddDevice { slot, size_bytes, media, is_direct: true });
+            let (reactor, slot) = (self.nodes[index].reactor_of(slot), store::DeviceSlot(slot));
+            self.node_handles(index, reactor, store::Event::AddDevice { slot, size_bytes, media, is_direct: true });
         }
         // Peers of a former life that never heard of its end are told when they send; here: soon.
         for conn in self.net.conns_where(|c| c.node == index && !c.node_open && c.host_open) {
@@ -151,13 +216,12 @@ impl<M: Machine> World<M> {
     /// The process ends. After a power loss nobody tells its peers, until it is back.
     pub fn crash_node(&mut self, index: usize, crash: Crash) {
         let node = &mut self.nodes[index];
-        if node.machine.take().is_none() {
+        if std::mem::take(&mut node.reactors).is_empty() {
             return;
         }
         node.generation += 1;
         node.paused = false;
         node.inbox.clear();
-        node.tick_due = None;
         node.disk_tokens.clear();
         for disk in &mut node.disks {
             disk.crash(crash);
@@ -192,12 +256,14 @@ impl<M: Machine> World<M> {
         for input in std::mem::take(&mut self.nodes[index].inbox) {
             self.node_input(index, input);
         }
-        self.nodes[index].tick_due = None;
-        self.arm_node(index);
+        for reactor in 0..self.nodes[index].reactors.len() {
+            self.nodes[index].reactors[reactor].tick_due = None;
+            self.arm_node(index, reactor);
+        }
     }
 
     pub(crate) fn node_receives(&mut self, index: usize, stream: Stream, message: Message) {
-        if self.nodes[index].machine.is_some() {
+        if self.nodes[index].is_up() {
             self.node_input(index, Input::Message(stream, message));
         }
     }
@@ -207,31 +273,41 @@ impl<M: Machine> World<M> {
             self.nodes[index].inbox.push_back(input);
             return;
         }
-        let event = match input {
-            Input::Disk { token, result } => store::Event::Disk { token, result },
+        let (reactor, event) = match input {
+            Input::Disk { slot, token, result } => {
+                (self.nodes[index].reactor_of(slot), store::Event::Disk { token, result })
+            }
+            Input::Told { from, to } => {
+                let told = self.nodes[index].reactors[to].told.get_mut(&from).and_then(VecDeque::pop_front);
+                let message = told.expect("it was told before");
+                (to, store::Event::Told { reactor: from as u16, message })
+            }
             Input::Opened { slot } => {
                 let disk = &self.nodes[index].disks[slot];
                 let (size_bytes, media) = (disk.size_bytes(), disk.media);
-                store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes, media, is_direct: true }
+                let opened =
+                    store::Event::AddDevice { slot: store::DeviceSlot(slot), size_bytes, media, is_direct: true };
+                (self.nodes[index].reactor_of(slot), opened)
             }
-            Input::PeerAnswered { token, answer } => store::Event::PeerAnswered { token, answer },
+            Input::PeerAnswered { reactor, token, answer } => (reactor, store::Event::PeerAnswered { token, answer }),
             Input::Asked { ask, request } => {
-                let peer = store::PeerId(ASK_PEERS + ask);
+                let peer = store::PeerId::here(ASK_PEERS + ask);
                 self.witness.on_request(peer, 0, &request, &[]);
-                store::Event::Request { peer, token: 0, request, payload: Buf::empty() }
+                (0, store::Event::Request { peer, token: 0, request, payload: Buf::empty() })
             }
             Input::Message(stream, Message { token, body: Body::Request(request), payload }) => {
                 let peer = peer_of(stream);
                 self.witness.on_request(peer, token, &request, &payload);
-                store::Event::Request { peer, token, request, payload }
+                (self.nodes[index].reactor_of_peer(peer), store::Event::Request { peer, token, request, payload })
             }
             Input::Message(stream, Message { body: Body::End, .. }) => {
                 self.node_hears_end(stream.conn);
-                store::Event::PeerGone { peer: peer_of(stream) }
+                let peer = peer_of(stream);
+                (self.nodes[index].reactor_of_peer(peer), store::Event::PeerGone { peer })
             }
             Input::Message(_, Message { body: Body::Reply(_), .. }) => unreachable!("replies go to hosts"),
         };
-        self.node_handles(index, event);
+        self.node_handles(index, reactor, event);
     }
 
     fn node_hears_end(&mut self, id: ConnId) {
@@ -247,28 +323,27 @@ impl<M: Machine> World<M> {
         }
     }
 
-    fn node_handles(&mut self, index: usize, event: store::Event) {
+    fn node_handles(&mut self, index: usize, reactor: usize, event: store::Event) {
         if let store::Event::Request { request, .. } = &event {
             let versions = self.nodes[index].config.wire;
             let is_known = matches!(request, Request::Hello { .. }) || request.since() <= versions.newest;
             assert!(is_known, "{request:?} to node {}, which speaks versions {versions}", index + 1);
         }
         let mut effects = std::mem::take(&mut self.node_effects);
-        let machine = self.nodes[index].machine.as_mut().expect("a running node");
+        let machine = &mut self.nodes[index].reactors[reactor].machine;
         machine.handle(self.now, event, &mut effects);
         for effect in effects.drain() {
-            self.node_effect(index, effect);
+            self.node_effect(index, reactor, effect);
         }
         self.node_effects = effects;
-        self.arm_node(index);
+        self.arm_node(index, reactor);
     }
 
     /// A hit of the read cache is always checked: only disks of the asked device's own class can make a node lie.
     fn witness_reply(&mut self, index: usize, to: (store::PeerId, u64), reply: &Reply, payload: &[u8]) {
         let (node, now) = (&self.nodes[index], self.now);
         let may_lie = |device| {
-            let stats = node.machine.as_ref().map(|machine| machine.stats(now)).unwrap_or_default();
-            let asked = stats.into_iter().find(|stat| stat.device == device);
+            let asked = node.stats(now).into_iter().find(|stat| stat.device == device);
             asked.is_none_or(|asked| {
                 node.disks.iter().any(|d| d.silently_damaged && (asked.media_is_set || d.media == asked.media))
             })
@@ -276,18 +351,19 @@ impl<M: Machine> World<M> {
         self.witness.on_reply(to, reply, payload, may_lie);
     }
 
-    fn node_effect(&mut self, index: usize, effect: store::Effect) {
+    fn node_effect(&mut self, index: usize, reactor: usize, effect: store::Effect) {
         match effect {
-            store::Effect::Reply { peer: PROBE, token, reply, payload } => {
+            store::Effect::Reply { peer, token, reply, payload } if peer.conn == PROBE => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.outputs.push_back(Output::Probed { node: index, token, reply, payload });
             }
-            store::Effect::Reply { peer, reply, payload, .. } if peer.0 >= ASK_PEERS => {
+            store::Effect::Reply { peer, reply, payload, .. } if peer.conn >= ASK_PEERS => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.witness_reply(index, (peer, 0), &reply, &payload);
-                self.node_answers(peer.0 - ASK_PEERS, Some((reply, payload)));
+                self.node_answers(peer.conn - ASK_PEERS, Some((reply, payload)));
             }
-            store::Effect::Ask { node, token, request, .. } => self.node_asks(index, node, token, request),
+            store::Effect::Tell { reactor: to, message } => self.node_tells(index, reactor, usize::from(to), message),
+            store::Effect::Ask { node, token, request, .. } => self.node_asks(index, reactor, node, token, request),
             store::Effect::Reply { peer, token, reply, payload } => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.witness_reply(index, (peer, token), &reply, &payload);
@@ -317,13 +393,13 @@ impl<M: Machine> World<M> {
     }
 
     /// Sends a question from one node to another; it may be lost.
-    fn node_asks(&mut self, from: usize, to: NodeId, token: store::AskToken, request: Request) {
+    fn node_asks(&mut self, from: usize, reactor: usize, to: NodeId, token: store::AskToken, request: Request) {
         if self.asks_lost_one_in > 0 && self.prng.below(self.asks_lost_one_in) == 0 {
             return;
         }
         let (ask, generation, to) = (self.next_ask, self.nodes[from].generation, to.0 as usize - 1);
         self.next_ask += 1;
-        self.asks.insert(ask, NodeAsk { from, generation, to, token, body: AskBody::Request(request) });
+        self.asks.insert(ask, NodeAsk { from, reactor, generation, to, token, body: AskBody::Request(request) });
         self.schedule_ask(ask, 0);
     }
 
@@ -342,22 +418,22 @@ impl<M: Machine> World<M> {
     /// A question has arrived, or its answer.
     pub(crate) fn node_ask_arrives(&mut self, ask: u64) {
         let Some(on_way) = self.asks.get_mut(&ask) else { return };
-        let (from, to, token) = (on_way.from, on_way.to, on_way.token);
+        let (from, reactor, to, token) = (on_way.from, on_way.reactor, on_way.to, on_way.token);
         match std::mem::replace(&mut on_way.body, AskBody::There) {
             AskBody::There => unreachable!("it is not on its way"),
-            AskBody::Request(_) if self.nodes[to].machine.is_none() => self.node_answers(ask, None),
+            AskBody::Request(_) if !self.nodes[to].is_up() => self.node_answers(ask, None),
             AskBody::Request(request) => {
                 self.trace.event(self.now, &[8, ask], || format!("n{} asks n{}: {request:?}", from + 1, to + 1));
                 self.node_input(to, Input::Asked { ask, request });
             }
             AskBody::Answer(answer) => {
                 let generation = self.asks.remove(&ask).expect("just seen").generation;
-                if self.nodes[from].machine.is_some() && self.nodes[from].generation == generation {
+                if self.nodes[from].is_up() && self.nodes[from].generation == generation {
                     self.trace.event(self.now, &[9, ask, u64::from(answer.is_some())], || {
                         let reply = answer.as_ref().map(|(reply, payload)| (reply, payload.len()));
                         format!("n{} tells n{}: {reply:?}", to + 1, from + 1)
                     });
-                    self.node_input(from, Input::PeerAnswered { token, answer });
+                    self.node_input(from, Input::PeerAnswered { reactor, token, answer });
                 }
             }
         }
@@ -399,33 +475,51 @@ impl<M: Machine> World<M> {
             format!("n{} disk {slot} op {op}: {result}", index + 1)
         });
         let result = outcome.map_err(|_| store::DiskError::Io);
-        self.node_input(index, Input::Disk { token, result });
+        self.node_input(index, Input::Disk { slot, token, result });
     }
 
-    fn arm_node(&mut self, index: usize) {
+    fn arm_node(&mut self, index: usize, reactor: usize) {
         let node = &mut self.nodes[index];
-        let Some(due) = node.machine.as_ref().and_then(|m| m.next_deadline()) else { return };
-        if node.tick_due.is_none_or(|t| due < t) {
-            node.tick_due = Some(due);
-            let generation = node.generation;
-            self.schedule(due.max(self.now), Happening::NodeTick { node: index, generation, due });
+        let (own, generation) = (&mut node.reactors[reactor], node.generation);
+        let Some(due) = own.machine.next_deadline() else { return };
+        if own.tick_due.is_none_or(|t| due < t) {
+            own.tick_due = Some(due);
+            self.schedule(due.max(self.now), Happening::NodeTick { node: index, generation, reactor, due });
         }
     }
 
-    pub(crate) fn node_tick(&mut self, index: usize, generation: u64, due: Instant) {
+    pub(crate) fn node_tick(&mut self, index: usize, generation: u64, reactor: usize, due: Instant) {
         let node = &mut self.nodes[index];
-        if node.generation != generation || node.tick_due != Some(due) || node.paused {
+        if node.generation != generation || node.paused || node.reactors[reactor].tick_due != Some(due) {
             return;
         }
-        node.tick_due = None;
-        let is_due = node.machine.as_ref().and_then(|m| m.next_deadline()).is_some_and(|d| d <= self.now);
-        if !is_due {
-            self.arm_node(index);
+        let own = &mut node.reactors[reactor];
+        own.tick_due = None;
+        if own.machine.next_deadline().is_none_or(|due| due > self.now) {
+            self.arm_node(index, reactor);
             return;
         }
-        self.node_handles(index, store::Event::Tick);
-        let again = self.nodes[index].machine.as_ref().and_then(|m| m.next_deadline());
+        self.node_handles(index, reactor, store::Event::Tick);
+        let again = self.nodes[index].reactors[reactor].machine.next_deadline();
         assert!(again.is_none_or(|d| d > self.now), "node {index} wants a tick at an instant that has passed");
+    }
+
+    /// One reactor of a node tells another something; what it tells it later does not overtake that.
+    fn node_tells(&mut self, index: usize, from: usize, to: usize, message: store::Message) {
+        let node = &mut self.nodes[index];
+        let generation = node.generation;
+        node.reactors[to].told.entry(from).or_default().push_back(message);
+        let at = self.now + Duration::from_nanos(1_000 + self.prng.below(60_000));
+        self.schedule(at, Happening::Told { node: index, generation, from, to });
+    }
+
+    pub(crate) fn node_told(&mut self, index: usize, generation: u64, from: usize, to: usize) {
+        if self.nodes[index].generation == generation {
+            self.trace.event(self.now, &[11, index as u64, from as u64, to as u64], || {
+                format!("n{} reactor {from} tells reactor {to}", index + 1)
+            });
+            self.node_input(index, Input::Told { from, to });
+        }
     }
 
     /// Gives up the contents of a disk and formats it: a blank disk in the place of the old one, with an id of its own.

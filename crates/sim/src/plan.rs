@@ -75,6 +75,8 @@ pub struct Plan {
     pub batch_records_max: usize,
     /// Operations that a disk gets at a time.
     pub disk_in_flight_max: usize,
+    /// Reactors of a node, each with some of its disks.
+    pub node_reactors: u16,
     /// Memory for what is read ahead.
     pub read_ahead_bytes: u64,
     /// Segments that a step of the cleaner's search looks at: in some runs fewer than the table has.
@@ -142,6 +144,11 @@ pub fn disk_in_flight_max(seed: u64) -> usize {
     *Prng::new(seed ^ 0xdeb7).pick(&[1, 2, 4, 16, 64])
 }
 
+/// In most runs one, as on small machines.
+pub fn node_reactors(seed: u64) -> u16 {
+    *Prng::new(seed ^ 0x4ac7).pick(&[1, 1, 1, 2, 3])
+}
+
 impl Plan {
     pub fn from_seed(seed: u64) -> Plan {
         let mut prng = Prng::new(seed);
@@ -193,6 +200,7 @@ impl Plan {
             slice_runs: *Prng::new(seed ^ 0x511ce).pick(&[1, 64, 4096]),
             batch_records_max: *prng.pick(&[1, 4, 512]),
             disk_in_flight_max: disk_in_flight_max(seed),
+            node_reactors: node_reactors(seed),
             read_ahead_bytes: *Prng::new(seed ^ 0xa4ead).pick(&[0, 64 << 10, 256 << 10, 1 << 20]),
             search_step: *Prng::new(seed ^ 0x5ea4c).pick(&[4, 16, 2_048]),
             requests: prng.between(120, 320) as u32,

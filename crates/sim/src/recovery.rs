@@ -53,8 +53,7 @@ impl Run {
             let (id, now) = (self.world.nodes[node].id, self.world.now());
             let is_asked = !self.world.nodes[node].is_paused()
                 && self.world.nodes[node].config.wire.newest >= Request::ROOTS_SINCE;
-            let stats = self.world.nodes[node].machine().filter(|_| is_asked);
-            let stats = stats.map(|machine| machine.stats(now)).unwrap_or_default();
+            let stats = if is_asked { self.world.nodes[node].stats(now) } else { Vec::new() };
             let serving: Vec<DeviceId> =
                 stats.iter().filter(|s| s.health == DeviceHealth::Serving).map(|s| s.device).collect();
             let recovery = self.recovery.as_mut().expect("begun");

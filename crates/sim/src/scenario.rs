@@ -35,7 +35,7 @@ impl Setup {
         (plan.snapshots_max, plan.clones_max, plan.separate_max) = (0, 4, 0);
         (plan.groups, plan.drains, plan.relayouts, plan.local) = (false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
-        plan.read_cache_per_mille = 0;
+        (plan.read_cache_per_mille, plan.node_reactors) = (0, 1);
         plan.layout = Layout::Mirror { copies: 2 };
         (plan.nodes, plan.disks, plan.hosts) = (3, 1, 2);
         (plan.volume_bytes, plan.writeback_bytes) = (2 << 20, 1 << 20);
@@ -502,19 +502,17 @@ impl Cluster {
 
     /// Shards held by the disks of a node.
     pub fn held_by(&self, node: usize) -> u64 {
-        let machine = self.run.world.nodes[node].machine();
-        machine.map_or(0, |node| node.stats(self.now()).iter().map(|device| device.shard_count).sum())
+        self.run.world.nodes[node].stats(self.now()).iter().map(|device| device.shard_count).sum()
     }
 
     /// What journals hold, of all nodes that run.
     pub fn journal_bytes_used(&self) -> u64 {
-        let machines = self.run.world.nodes.iter().filter_map(|node| node.machine());
-        machines.flat_map(|node| node.stats(self.now())).map(|device| device.journal_used_bytes).sum()
+        let nodes = self.run.world.nodes.iter();
+        nodes.flat_map(|node| node.stats(self.now())).map(|device| device.journal_used_bytes).sum()
     }
 
     pub fn device(&self, node: usize, slot: usize) -> DeviceId {
-        let machine = self.run.world.nodes[node].machine().expect("the node runs");
-        machine.stats(self.now())[slot].device
+        self.run.world.nodes[node].stats(self.now())[slot].device
     }
 
     /// What the newest opening finds slow, and whether it does without it.

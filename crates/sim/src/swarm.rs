@@ -6,6 +6,7 @@
 use crate::disk::{Crash, Disk};
 use crate::faults::{HostAct, Nemesis};
 use crate::groups::Groups;
+use crate::node::NodeProc;
 use crate::plan::Plan;
 use crate::recovery::Recovery;
 use crate::secrecy::{find_plain, key_of};
@@ -72,6 +73,8 @@ pub struct Outcome {
     pub shards_rebuilt: u64,
     /// Reads that were answered from nodes' read caches, of processes that live at the end.
     pub cache_hits: u64,
+    /// Between reactors of nodes.
+    pub passed_on: u64,
     /// Disk operations that waited for a place, likewise.
     pub disk_waits: u64,
     /// What reads took of what had come with other blocks.
@@ -139,6 +142,7 @@ impl Run {
             config.batch_records_max = plan.batch_records_max;
             config.disk_in_flight_max = plan.disk_in_flight_max;
             config.read_cache_per_mille = plan.read_cache_per_mille;
+            config.reactors = plan.node_reactors;
             let node = world.add_node(config, plan.sizing, &vec![plan.disk_bytes; plan.disks]);
             for (disk, media) in world.nodes[node].disks.iter_mut().zip(&plan.media) {
                 disk.media = Some(*media);
@@ -411,7 +415,7 @@ impl Run {
     /// The operator empties a disk, or none.
     pub(crate) fn drain(&mut self, disk: Option<(usize, usize)>) {
         let now = self.world.now();
-        let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].machine()?.stats(now).get(slot)?.device));
+        let device = disk.and_then(|(node, slot)| Some(self.world.nodes[node].stats(now).get(slot)?.device));
         self.drain_devices(device.into_iter().collect());
     }
 
@@ -728,7 +732,7 @@ impl Run {
         self.held_twice.clear();
         for node in 0..self.world.nodes.len() {
             let now = self.world.now();
-            let stats = self.world.nodes[node].machine().map(|n| n.stats(now)).unwrap_or_default();
+            let stats = self.world.nodes[node].stats(now);
             // One that failed keeps what it has: nothing can be deleted there.
             let serving = stats.into_iter().filter(|s| s.health == DeviceHealth::Serving);
             for device in serving.map(|s| s.device) {
@@ -763,12 +767,11 @@ impl Run {
 
     /// What must hold in every node's process.
     fn verify_nodes(&self) {
-        self.world.nodes.iter().filter_map(|node| node.machine()).for_each(store::Node::verify);
+        self.world.nodes.iter().flat_map(NodeProc::machines).for_each(store::Node::verify);
     }
 
     fn cache_hits(&self) -> u64 {
-        let nodes = self.world.nodes.iter().filter_map(|node| node.machine());
-        let stats = nodes.flat_map(|node| node.stats(self.world.now()));
+        let stats = self.world.nodes.iter().flat_map(|node| node.stats(self.world.now()));
         stats.filter_map(|stat| stat.read_cache).map(|cache| cache.hits).sum()
     }
 
@@ -787,7 +790,8 @@ impl Run {
             audits: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
-            disk_waits: self.world.nodes.iter().filter_map(|node| node.machine()).map(store::Node::waited).sum(),
+            passed_on: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::passed_on).sum(),
+            disk_waits: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::waited).sum(),
             ahead_bytes: 0,
             encryptions: self.world.encryptions.count(),
             recovered: self.recovered,

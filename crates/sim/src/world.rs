@@ -135,7 +135,15 @@ pub(crate) enum Happening {
     NodeTick {
         node: usize,
         generation: u64,
+        reactor: usize,
         due: Instant,
+    },
+    /// What one reactor of a node told another arrives.
+    Told {
+        node: usize,
+        generation: u64,
+        from: usize,
+        to: usize,
     },
     HostTick {
         at: MachineAt,
@@ -282,7 +290,8 @@ impl<M: Machine> World<M> {
             Happening::Disk { node, generation, slot, op } => self.disk_done(node, generation, slot, op),
             Happening::Opened { node, generation, slot } => self.disk_opened(node, generation, slot),
             Happening::NodeAsk { ask } => self.node_ask_arrives(ask),
-            Happening::NodeTick { node, generation, due } => self.node_tick(node, generation, due),
+            Happening::NodeTick { node, generation, reactor, due } => self.node_tick(node, generation, reactor, due),
+            Happening::Told { node, generation, from, to } => self.node_told(node, generation, from, to),
             Happening::HostTick { at, due } => self.host_tick(at, due),
             Happening::MetaArrives { call } => self.meta_arrives(call),
             Happening::MetaApplies { call } => self.meta_applies(call),

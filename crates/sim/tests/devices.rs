@@ -195,7 +195,7 @@ fn glitch(cluster: &mut Cluster, node: usize, slot: usize, ms: u64) {
 
 fn serves(cluster: &mut Cluster, node: usize) -> bool {
     let now = cluster.now();
-    let stats = cluster.world().nodes[node].machine().expect("it runs").stats(now);
+    let stats = cluster.world().nodes[node].stats(now);
     stats.iter().all(|stat| stat.health == DeviceHealth::Serving)
 }
 
@@ -256,7 +256,7 @@ fn reads_that_fail_for_a_moment_are_nobodys_trouble() {
     cluster.read(0, 512);
     for node in 0..2 {
         let now = cluster.now();
-        let stats = cluster.world().nodes[node].machine().expect("it runs").stats(now);
+        let stats = cluster.world().nodes[node].stats(now);
         assert_eq!((stats[0].io_errors, stats[0].health), (0, DeviceHealth::Serving));
     }
     cluster.finish();

@@ -58,7 +58,7 @@ fn idle_volumes_notice_at_once_that_a_node_is_gone() {
 fn idle_volumes_are_told_of_devices_that_fail_or_fill_and_of_nothing_else() {
     let mut idle = rested(8);
     let node = &idle.world.nodes[0];
-    let (id, mut devices) = (node.id, node.machine().expect("it runs").stats(idle.world.now()));
+    let (id, mut devices) = (node.id, node.stats(idle.world.now()));
     let usable = |host: &Host| -> Vec<bool> {
         let legs = host.volumes().flat_map(|volume| volume.controller().anatomy().log.legs);
         legs.filter(|leg| leg.leg.node == id).map(|leg| leg.is_usable).collect()

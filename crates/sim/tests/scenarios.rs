@@ -412,7 +412,7 @@ fn rule_25_a_failed_device_is_alone() {
     }
     cluster.pass_ms(500);
     let now = cluster.now();
-    let stats = cluster.world().nodes[0].machine().expect("it runs").stats(now);
+    let stats = cluster.world().nodes[0].stats(now);
     let health: Vec<DeviceHealth> = stats.iter().map(|s| s.health).collect();
     assert!(health.contains(&DeviceHealth::Serving), "the other device serves on: {health:?}");
     cluster.read(0, 160);

@@ -1,5 +1,5 @@
 //! What a node's own work costs: microseconds of one core for an 8 KiB append and an 8 KiB read, on a disk that is always
-//! done at once.
+//! done at once; and how much more two reactors do than one, each with a device.
 //!
 //! `cargo bench -p holdfast-store`. Run in any other way it does a little of each, to show that it still works.
 
@@ -35,14 +35,15 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Bench {
+    /// With one of the node's two devices, on a reactor of its own, or with its only one.
+    fn new(reactors: u16, reactor: u16) -> Bench {
         let node = NodeId(1);
         let mut disk = vec![0; SIZE];
         let sizing = JournalSizing::for_device(SIZE as u64);
         for (offset, data) in format_device(GRID, node, DEVICE, SIZE as u64, sizing).expect("large enough") {
             disk[offset as usize..offset as usize + data.len()].copy_from_slice(&data);
         }
-        let config = NodeConfig::new(GRID, node, InstanceId(1));
+        let config = NodeConfig { reactor, reactors, ..NodeConfig::new(GRID, node, InstanceId(1)) };
         let (now, out) = (Instant(1), Effects::new());
         let mut bench = Bench { node: Node::new(config), now, out, disk, canned: None, writes: 0 };
         bench.run(vec![Event::AddDevice {
@@ -89,7 +90,8 @@ impl Bench {
                     | Effect::Note(_)
                     | Effect::Ask { .. }
                     | Effect::Open { .. }
-                    | Effect::Close { .. } => {}
+                    | Effect::Close { .. }
+                    | Effect::Tell { .. } => {}
                 }
             }
             if done.is_empty() && !self.is_due() {
@@ -110,7 +112,7 @@ impl Bench {
 }
 
 fn request(token: u64, request: Request, payload: Buf) -> Event {
-    Event::Request { peer: PeerId(1), token, request, payload }
+    Event::Request { peer: PeerId::here(1), token, request, payload }
 }
 
 fn put(counter: u64) -> (Event, ShardId) {
@@ -139,7 +141,16 @@ fn put(counter: u64) -> (Event, ShardId) {
 fn main() {
     let measured = std::env::args().any(|argument| argument == "--bench");
     let rounds: u64 = if measured { 20_000 } else { 20 };
-    let mut bench = Bench::new();
+    let (mut bench, shards) = prepared(1, 0);
+    print("8 KiB read", measure_reads(&mut bench, &shards, rounds), rounds, 0);
+    let writes = bench.writes;
+    print("8 KiB append", measure_appends(&mut bench, rounds), rounds, bench.writes - writes);
+    measure_reactors(if measured { 7 } else { 1 }, rounds / 2);
+}
+
+/// With a ledger and shards.
+fn prepared(reactors: u16, reactor: u16) -> (Bench, Vec<ShardId>) {
+    let mut bench = Bench::new(reactors, reactor);
     let create = Request::CreateLedger {
         device: DEVICE,
         volume: VOLUME,
@@ -157,11 +168,37 @@ fn main() {
             shard
         })
         .collect();
-    measure_reads(&mut bench, &shards, rounds);
-    measure_appends(&mut bench, rounds);
+    (bench, shards)
 }
 
-fn measure_reads(bench: &mut Bench, shards: &[ShardId], rounds: u64) {
+fn measure_reactors(pairs: usize, rounds: u64) {
+    let work = |(mut bench, shards): (Bench, Vec<ShardId>)| {
+        measure_reads(&mut bench, &shards, rounds);
+        measure_appends(&mut bench, rounds);
+    };
+    let mut ratios: Vec<f64> = (0..pairs)
+        .map(|_| {
+            let (first, second) = (prepared(2, 0), prepared(2, 1));
+            let start = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| work(first));
+                scope.spawn(|| work(second));
+            });
+            let on_two = start.elapsed();
+            let (first, second) = (prepared(2, 0), prepared(2, 1));
+            let start = std::time::Instant::now();
+            [first, second].into_iter().for_each(work);
+            start.elapsed().as_secs_f64() / on_two.as_secs_f64()
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let (least, middle, most) = (ratios[0], ratios[pairs / 2], ratios[pairs - 1]);
+    println!(
+        "two reactors with a device each: {middle:.2} times as much as one (middle of {pairs}; {least:.2} to {most:.2})"
+    );
+}
+
+fn measure_reads(bench: &mut Bench, shards: &[ShardId], rounds: u64) -> Duration {
     let read = |round: u64, i: usize| {
         let shard = shards[(round as usize * 7 + i * 13) % shards.len()];
         let block = ((round * 31 + i as u64 * 2) % u64::from(SHARD_BLOCKS - 1)) as u32;
@@ -180,14 +217,14 @@ fn measure_reads(bench: &mut Bench, shards: &[ShardId], rounds: u64) {
         let events = (0..DEPTH).map(|i| read(round, i)).collect();
         assert_eq!(black_box(bench.run(events)), DEPTH);
     }
-    print("8 KiB read", start.elapsed(), rounds, 0);
+    bench.canned = None;
+    start.elapsed()
 }
 
-fn measure_appends(bench: &mut Bench, rounds: u64) {
+fn measure_appends(bench: &mut Bench, rounds: u64) -> Duration {
     let payload = BufMut::zeroed(8192).freeze();
     let crcs = block_crcs(&payload);
     let mut lsn = 0;
-    let writes = bench.writes;
     let start = std::time::Instant::now();
     for _ in 0..rounds {
         let append = |i: usize| {
@@ -205,7 +242,7 @@ fn measure_appends(bench: &mut Bench, rounds: u64) {
             bench.run(vec![request(0, trim, Buf::empty())]);
         }
     }
-    print("8 KiB append", start.elapsed(), rounds, bench.writes - writes);
+    start.elapsed()
 }
 
 fn print(what: &str, took: Duration, rounds: u64, writes: u64) {

@@ -1,6 +1,7 @@
 //! The node's vocabulary: configuration, events, effects, notices.
 
 use crate::journal::commit::BATCH_RECORDS_MAX;
+use crate::siblings::Message;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
@@ -14,7 +15,18 @@ pub struct DeviceSlot(pub usize);
 
 /// One connection. The shell never gives the same number to two.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct PeerId(pub u64);
+pub struct PeerId {
+    pub conn: u64,
+    /// The reactor whose connection it is, where that is another one.
+    pub(crate) sibling: Option<u16>,
+}
+
+impl PeerId {
+    /// A connection of this machine's own reactor.
+    pub fn here(conn: u64) -> PeerId {
+        PeerId { conn, sibling: None }
+    }
+}
 
 /// Names one read, write or flush; its completion carries it back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -79,6 +91,9 @@ pub struct NodeConfig {
     pub node: NodeId,
     /// Fresh at every start of the process.
     pub boot: InstanceId,
+    /// Which of the node's reactors it is on, and how many these are: each has a machine with some of the devices.
+    pub reactor: u16,
+    pub reactors: u16,
     /// Versions of the messages that it speaks.
     pub wire: Versions,
     /// Longest time that a record waits for others to share its batch; used only under load.
@@ -105,6 +120,8 @@ impl NodeConfig {
             grid,
             node,
             boot,
+            reactor: 0,
+            reactors: 1,
             wire: WIRE,
             commit_window_max: Duration::from_micros(500),
             disk_in_flight_max: DISK_IN_FLIGHT_MAX,
@@ -165,6 +182,11 @@ pub enum Event {
         token: DiskToken,
         result: Result<Buf, DiskError>,
     },
+    /// A machine on another of the node's reactors says something; in the order in which it was said.
+    Told {
+        reactor: u16,
+        message: Message,
+    },
     /// What another node has answered; `None` where it can't be reached, or the connection was lost on the way.
     PeerAnswered {
         token: AskToken,
@@ -182,6 +204,11 @@ pub enum Effect {
         token: u64,
         reply: Reply,
         payload: Vec<Buf>,
+    },
+    /// For the machine on another of the node's reactors: [`Event::Told`] there, after what it was told before.
+    Tell {
+        reactor: u16,
+        message: Message,
     },
     /// A question to a node of the grid, this one perhaps. Answered once, or not at all.
     Ask {

@@ -81,14 +81,14 @@ mod tests {
         let mut hosts = Hosts::default();
         listen(&mut hosts, 10_000, 20_000);
         assert_eq!(hosts.silent_for(at(20_000), "a"), Duration::from_secs(10), "it has listened for no longer");
-        hosts.on_hello(at(20_000), PeerId(1), "a");
-        hosts.on_hello(at(20_500), PeerId(2), "a");
-        hosts.on_hello(at(21_000), PeerId(3), "b");
-        hosts.on_request(at(22_000), PeerId(1));
+        hosts.on_hello(at(20_000), PeerId::here(1), "a");
+        hosts.on_hello(at(20_500), PeerId::here(2), "a");
+        hosts.on_hello(at(21_000), PeerId::here(3), "b");
+        hosts.on_request(at(22_000), PeerId::here(1));
         listen(&mut hosts, 20_500, 25_000);
         assert_eq!(hosts.silent_for(at(25_000), "a"), Duration::from_secs(3));
-        hosts.on_gone(PeerId(1));
-        hosts.on_gone(PeerId(2));
+        hosts.on_gone(PeerId::here(1));
+        hosts.on_gone(PeerId::here(2));
         assert_eq!(hosts.silent_for(at(25_000), "a"), Duration::from_secs(3), "it is known although it is gone");
         assert_eq!(hosts.silent_for(at(25_000), "b"), Duration::from_secs(4));
     }
@@ -97,7 +97,7 @@ mod tests {
     fn a_node_that_stood_still_has_heard_nobody_be_silent() {
         let mut hosts = Hosts::default();
         listen(&mut hosts, 0, 5_000);
-        hosts.on_hello(at(5_000), PeerId(1), "a");
+        hosts.on_hello(at(5_000), PeerId::here(1), "a");
         // What the host has sent meanwhile is still to be read.
         hosts.on_event(at(60_000));
         assert_eq!(hosts.silent_for(at(60_000), "a"), Duration::ZERO);
@@ -107,8 +107,8 @@ mod tests {
     fn only_so_many_are_remembered() {
         let mut hosts = Hosts::default();
         for n in 0..=HOSTS_MAX as u64 {
-            hosts.on_hello(at(n), PeerId(n), &format!("h{n}"));
-            hosts.on_gone(PeerId(n));
+            hosts.on_hello(at(n), PeerId::here(n), &format!("h{n}"));
+            hosts.on_gone(PeerId::here(n));
         }
         assert_eq!(hosts.gone.len(), HOSTS_MAX);
         assert!(!hosts.gone.contains_key("h0"));

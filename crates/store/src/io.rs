@@ -5,6 +5,7 @@ use crate::cache::Fresh;
 use crate::device_queue::{Class, DeviceQueue, Op};
 use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
+use crate::siblings::Message;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Token};
 use holdfast_format::wire::{Refusal, Reply};
 
@@ -28,6 +29,20 @@ pub(crate) const DEVICES_MAX: usize = 1 << SLOT_BITS;
 pub(crate) struct Client {
     pub peer: PeerId,
     pub token: u64,
+}
+
+impl Client {
+    /// Answers; by way of the reactor whose connection it is.
+    pub fn reply(self, reply: Reply, payload: Vec<Buf>, out: &mut Effects<Effect>) {
+        let Client { peer, token } = self;
+        out.push(match peer.sibling {
+            None => Effect::Reply { peer, token, reply, payload },
+            Some(reactor) => {
+                let message = Message::Reply { conn: peer.conn, token, reply: Box::new(reply), payload };
+                Effect::Tell { reactor, message }
+            }
+        });
+    }
 }
 
 /// What a disk operation is for.
@@ -158,7 +173,7 @@ impl Ctx<'_> {
     }
 
     pub fn reply_with(&mut self, client: Client, reply: Reply, payload: Vec<Buf>) {
-        self.out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload });
+        client.reply(reply, payload, self.out);
     }
 
     pub fn refuse(&mut self, client: Client, refusal: Refusal) {

@@ -7,6 +7,7 @@
 mod api;
 mod cache;
 mod completion;
+mod dealing;
 mod device;
 mod device_queue;
 mod fence;
@@ -24,10 +25,13 @@ mod outage;
 mod peer_rebuild;
 mod serving;
 mod shards;
+mod siblings;
 pub mod signatures;
 
 pub use api::{
     AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, Mutations, Next, NodeConfig, Notice, PeerId,
 };
+pub use dealing::{Dealing, Named};
 pub use layout::{FormatDeviceError, JournalSizing, ProbeError, format_device, note_flush_cost, probe_superblock};
 pub use node::Node;
+pub use siblings::{Held, Message};

@@ -19,12 +19,13 @@
 //! Limits: devices [`DEVICES_MAX`]; requests are bounded by each device's own queues, and refused
 //! as `Busy` beyond.
 
-use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, NodeConfig, Notice};
+use crate::api::{DeviceSlot, DiskError, DiskToken, Effect, Event, FailReason, NodeConfig, Notice, PeerId};
 use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Completed, Device, Opened, Surroundings};
 use crate::hosts::Hosts;
 use crate::io::{Client, DEVICES_MAX, split_token};
 use crate::peer_rebuild::PeerRebuilds;
+use crate::siblings::Siblings;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,14 +34,15 @@ pub struct Node {
     pub(crate) config: NodeConfig,
     pub(crate) devices: BTreeMap<DeviceSlot, Device>,
     /// Where each device is, for the few that a node has: looked through in order.
-    slots: Vec<(DeviceId, DeviceSlot)>,
+    pub(crate) slots: Vec<(DeviceId, DeviceSlot)>,
     pub(crate) cache: ReadCache,
     /// Devices whose reads are cached.
     pub(crate) slow: BTreeSet<DeviceSlot>,
     /// What devices have read for the cache; empty between events.
     pub(crate) fresh: Vec<Fresh>,
     pub(crate) rebuilds: PeerRebuilds,
-    hosts: Hosts,
+    pub(crate) hosts: Hosts,
+    pub(crate) siblings: Siblings,
 }
 
 impl Node {
@@ -49,7 +51,8 @@ impl Node {
         let cache = ReadCache::new(&config);
         let (devices, slots) = (BTreeMap::new(), Vec::new());
         let (slow, fresh, rebuilds, hosts) = (BTreeSet::new(), Vec::new(), PeerRebuilds::new(), Hosts::default());
-        Node { config, devices, slots, cache, slow, fresh, rebuilds, hosts }
+        let siblings = Siblings::new(config.reactor, config.reactors);
+        Node { config, devices, slots, cache, slow, fresh, rebuilds, hosts, siblings }
     }
 
     /// Runs one event to completion.
@@ -61,6 +64,7 @@ impl Node {
                 self.on_request(now, Client { peer, token }, request, payload, out);
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
+            Event::Told { reactor, message } => self.on_told(now, reactor, message, out),
             Event::PeerAnswered { token, answer } => self.on_peer_answered(now, token, answer, out),
             Event::Tick => {
                 self.end_late_rebuilds(now, out);
@@ -71,6 +75,7 @@ impl Node {
                 assert!(slot.0 < DEVICES_MAX && !self.devices.contains_key(&slot), "{slot:?} is added once");
                 let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
                 self.devices.insert(slot, Device::expect(slot, device, &mut around));
+                self.siblings.on_changed();
             }
             Event::AddDevice { slot, size_bytes, media, is_direct } => {
                 assert!(slot.0 < DEVICES_MAX, "{slot:?}");
@@ -98,8 +103,10 @@ impl Node {
             Event::PeerGone { peer } => {
                 self.hosts.on_gone(peer);
                 self.give_up_rebuilds_of(peer, out);
+                self.tell_gone(peer, out);
             }
         }
+        self.tell_devices(out);
     }
 
     /// When the node wants a [`Event::Tick`] at the latest.
@@ -130,11 +137,17 @@ impl Node {
         self.devices.values().map(Device::waited).sum()
     }
 
+    /// Requests for devices of siblings that were passed on to these.
+    pub fn passed_on(&self) -> u64 {
+        self.siblings.passed_on()
+    }
+
     /// Asserts what must hold between events: space adds up, and every unit's account agrees with the index. Slow: for
     /// tests and the simulator.
     pub fn verify(&self) {
         self.devices.values().for_each(Device::verify);
         self.verify_cache();
+        self.verify_siblings();
     }
 
     pub(crate) fn on_request(
@@ -145,18 +158,21 @@ impl Node {
         payload: Buf,
         out: &mut Effects<Effect>,
     ) {
-        let refusal = match device_of(&request) {
-            None => return self.on_node_request(now, client, &request, out),
-            Some(_) if matches!(request, Request::MakeShard { .. }) => {
-                return self.on_make(now, client, request, &payload, out);
-            }
-            Some(id) => match self.find(now, id) {
-                Ok(slot) => return self.on_device_request(now, client, slot, request, payload, out),
-                Err(refusal) => refusal,
-            },
+        let Some(id) = request.device() else {
+            let own = self.own_answer(now, Some(client.peer), &request, out);
+            return self.ask_siblings(client, &request, own, out);
         };
-        let reply = Reply::Refused(refusal);
-        out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
+        let found = self.find(now, id);
+        if let Err(refusal) = found
+            && let Some(reactor) = self.elsewhere(id, refusal)
+        {
+            return self.pass_on(client, reactor, request, payload, out);
+        }
+        match found {
+            _ if matches!(request, Request::MakeShard { .. }) => self.on_make(now, client, request, &payload, out),
+            Ok(slot) => self.on_device_request(now, client, slot, request, payload, out),
+            Err(refusal) => client.reply(Reply::Refused(refusal), Vec::new(), out),
+        }
     }
 
     fn on_device_request(
@@ -201,6 +217,7 @@ impl Node {
         let Some(device) = self.devices.get_mut(&slot) else { return };
         device.fail(FailReason::Removed, &mut around);
         self.slots.retain(|(_, known)| *known != slot);
+        self.siblings.on_changed();
         self.look_at_roles(now, out);
         self.forget_gone(slot, out);
     }
@@ -213,13 +230,22 @@ impl Node {
         }
     }
 
-    fn on_node_request(&mut self, now: Instant, client: Client, request: &Request, out: &mut Effects<Effect>) {
-        let reply = match request {
+    /// What this machine says to a request that concerns the whole node; of a sibling's connections there is no peer.
+    pub(crate) fn own_answer(
+        &mut self,
+        now: Instant,
+        peer: Option<PeerId>,
+        request: &Request,
+        out: &mut Effects<Effect>,
+    ) -> Reply {
+        match request {
             Request::Hello { versions, grid, host } => match self.config.wire.common(*versions) {
                 None => Reply::Refused(Refusal::Version(self.config.wire)),
                 Some(_) if *grid != self.config.grid => Reply::Refused(Refusal::Invalid),
                 Some(version) => {
-                    self.hosts.on_hello(now, client.peer, host);
+                    if let Some(peer) = peer {
+                        self.hosts.on_hello(now, peer, host);
+                    }
                     let (node, boot) = (self.config.node, self.config.boot);
                     Reply::Hello { version, node, boot, devices: self.stats(now) }
                 }
@@ -240,9 +266,13 @@ impl Node {
             Request::Troubles => {
                 Reply::Troubles { troubles: self.devices.values().filter_map(|device| device.trouble(now)).collect() }
             }
+            Request::Reactors => self.reactors(),
+            Request::Join { reactor, host } => match peer {
+                Some(peer) => self.on_join(now, peer, *reactor, host),
+                None => Reply::Refused(Refusal::Invalid),
+            },
             _ => Reply::Pong,
-        };
-        out.push(Effect::Reply { peer: client.peer, token: client.token, reply, payload: Vec::new() });
+        }
     }
 
     fn on_disk(&mut self, now: Instant, token: DiskToken, result: Result<Buf, DiskError>, out: &mut Effects<Effect>) {
@@ -253,12 +283,16 @@ impl Node {
         let told = device.on_disk(&mut around, token, result);
         match told {
             Completed::Nothing => {}
-            Completed::Id(id) if self.slots.iter().any(|(known, other)| *known == id && *other != slot) => {
+            Completed::Id(id)
+                if self.siblings.is_twice(id)
+                    || self.slots.iter().any(|(known, other)| *known == id && *other != slot) =>
+            {
                 device.fail_as_twice(&mut around);
             }
             Completed::Id(id) => {
                 self.slots.retain(|(_, known)| *known != slot);
                 self.slots.push((id, slot));
+                self.siblings.on_changed();
             }
             Completed::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
             Completed::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
@@ -270,36 +304,5 @@ impl Node {
         if !self.fresh.is_empty() {
             self.admit_fresh(now, out);
         }
-    }
-}
-
-/// The device that a request is for; none for what concerns the whole node.
-fn device_of(request: &Request) -> Option<DeviceId> {
-    match request {
-        Request::Hello { .. }
-        | Request::Ping
-        | Request::Stat
-        | Request::Drives
-        | Request::Troubles
-        | Request::Heard { .. } => None,
-        Request::CreateLedger { device, .. }
-        | Request::Append { device, .. }
-        | Request::Fence { device, .. }
-        | Request::ReadLog { device, .. }
-        | Request::TrimLedger { device, .. }
-        | Request::DeleteLedger { device, .. }
-        | Request::Grant { device, .. }
-        | Request::Release { device, .. }
-        | Request::SetMedia { device, .. }
-        | Request::PutShard { device, .. }
-        | Request::ReadShard { device, .. }
-        | Request::ReadShardHeader { device, .. }
-        | Request::CheckShard { device, .. }
-        | Request::MakeShard { device, .. }
-        | Request::DeleteShards { device, .. }
-        | Request::ListShards { device, .. }
-        | Request::PutRoot { device, .. }
-        | Request::ListVolumes { device, .. }
-        | Request::DropVolume { device, .. } => Some(*device),
     }
 }

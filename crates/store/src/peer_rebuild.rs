@@ -259,8 +259,7 @@ impl Node {
 }
 
 fn refuse(order: &Order, refusal: Refusal, out: &mut Effects<Effect>) {
-    let Client { peer, token } = order.client;
-    out.push(Effect::Reply { peer, token, reply: Reply::Refused(refusal), payload: Vec::new() });
+    order.client.reply(Reply::Refused(refusal), Vec::new(), out);
 }
 
 /// Whether the shard follows from these.

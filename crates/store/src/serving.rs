@@ -258,6 +258,8 @@ impl Serving {
             | Request::Drives
             | Request::Troubles
             | Request::Heard { .. }
+            | Request::Reactors
+            | Request::Join { .. }
             | Request::MakeShard { .. } => {
                 unreachable!("the node answers requests that concern no device, or other nodes as well")
             }

@@ -223,7 +223,7 @@ fn nothing_is_put_after_its_deletion_or_the_end_of_who_wanted_it() {
         segment.order(&mut rig, 0, 1, &[1, 2]);
         match request {
             Some(request) => assert_eq!(rig.call(request), Reply::Done),
-            None => rig.event(Event::PeerGone { peer: PeerId(1) }),
+            None => rig.event(Event::PeerGone { peer: PeerId::here(1) }),
         }
         segment.tell_all(&mut rig);
         rig.settle();

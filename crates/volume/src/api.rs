@@ -265,7 +265,7 @@ pub enum Event {
         tiers: Tiers,
     },
     /// Another host is about to take the volume over: empty the log as far as that can be done beside the service.
-    /// Answered by [`Notice::Prepared`].
+    /// Answered by [`Notice::Prepared`] or [`Notice::NotPrepared`].
     Prepare,
     /// It takes the volume over now: stop for good, and give up all grants. Ends with [`State::Closed`]; what guests
     /// wait for is answered by [`holdfast_base::BlockError::ShuttingDown`].
@@ -445,6 +445,8 @@ pub enum Notice {
     },
     /// What was in the log at [`Event::Prepare`] is in segments, and a checkpoint that the root names knows it.
     Prepared,
+    /// That could not be reached in time: more of the log is left to the new owner.
+    NotPrepared,
     /// Nothing more is read: `Controller::preload_state` tells what came of it.
     Preloaded,
     LayoutSet {

@@ -112,3 +112,19 @@ fn runs_that_another_host_may_be_reading_stay() {
     world.run_until(is_prepared);
     assert!(named(&world).runs.len() <= 12, "{} runs", named(&world).runs.len());
 }
+
+#[test]
+fn who_asks_for_it_hears_that_a_log_can_not_be_emptied_just_now() {
+    let mut world = World::new(5, 3, Layout::Mirror { copies: 2 }, 16 * MIB);
+    world.write_all(0, MIB);
+    // Of two copies one can't be written.
+    world.node_down(1);
+    world.node_down(2);
+    prepare(&mut world);
+    world.run_until(|world| world.notices.iter().any(|notice| matches!(notice, Notice::NotPrepared)));
+    assert!(!is_prepared(&world));
+    world.node_back(1);
+    world.node_back(2);
+    prepare(&mut world);
+    world.run_until(is_prepared);
+}

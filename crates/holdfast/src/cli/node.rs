@@ -11,8 +11,8 @@ use crate::grid::rolling::restart_nodes;
 use crate::grid::token::TokenArgs;
 use crate::grid::units::Units;
 use crate::grid::{self, grow};
-use crate::node_devices::{self, NodeDevice};
-use crate::node_shell::{self, NodeOptions};
+use crate::node::devices::{self as node_devices, NodeDevice};
+use crate::node::{self, NodeOptions};
 use crate::{client, daemon, logger};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -76,6 +76,11 @@ pub struct NodeArgs {
     /// holdfast.toml says (`cache.reads`), 10 % where there is none
     #[arg(long, value_name = "SHARE", value_parser = share)]
     read_cache: Option<u32>,
+
+    /// Threads of this node, each with some of its devices; by default what holdfast.toml says (`cpu.node_reactors`), one a
+    /// device up to a quarter of the cores where there is none
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(node::REACTORS_MAX)))]
+    reactors: Option<u32>,
 
     #[arg(long, hide = true)]
     daemon: bool,
@@ -290,6 +295,7 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         format_blank: args.format_blank,
         tls: None,
         read_cache_percent: args.read_cache.unwrap_or(keys::READ_CACHE_PERCENT),
+        reactors: args.reactors,
         dir: None,
     };
     let own = pki::Role::Node(options.node);
@@ -308,15 +314,17 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
             options.devices = node_devices::named(&dir, options.node)?;
             options.dir = Some(dir.root().to_path_buf());
         }
-        if args.read_cache.is_none() {
+        if args.read_cache.is_none() || args.reactors.is_none() {
             // A node starts whatever is wrong with the file: hosts are there to complain of it.
-            options.read_cache_percent = config::load(&dir, &config).map_or_else(
+            let (read_cache_percent, reactors) = config::load(&dir, &config).map_or_else(
                 |error| {
-                    logger::warn(format_args!("node {id} has no read cache: {error:#}"));
-                    0
+                    logger::warn(format_args!("node {id} has no read cache, and one reactor: {error:#}"));
+                    (0, Some(1))
                 },
-                |settings| settings.read_cache_percent,
+                |settings| (settings.read_cache_percent, settings.node_reactors),
             );
+            options.read_cache_percent = args.read_cache.unwrap_or(read_cache_percent);
+            options.reactors = args.reactors.or(reactors);
         }
         options.tls = config.tls.then(|| Certificates::of(&dir, options.grid).paths(&own));
         Role::Node(id).register(&dir)?;
@@ -325,5 +333,5 @@ fn serve(args: NodeArgs, dir: Option<&std::path::Path>) -> Result<()> {
         options.tls = Some(Certificates::in_dir(dir, options.grid).paths(&own));
     }
     daemon::begin(args.daemon)?;
-    node_shell::run(&options)
+    node::run(&options)
 }

@@ -229,6 +229,13 @@ pub struct NodeView {
     /// Version of the messages between this host and the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wire: Option<u32>,
+    /// Threads of its process, each with some of its devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reactors: Option<u32>,
+    /// Requests that one of them passed on to another, since the process was started: those of other nodes, of copies of
+    /// the metadata, and of hosts of older releases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_on: Option<u64>,
     pub devices: Vec<DeviceInfo>,
     /// The machine that it is on.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -347,6 +354,8 @@ fn node_view(dir: Option<&GridDir>, id: u32, address: String, told: Option<&Node
         resident_bytes: cost.resident_bytes,
         trouble: told.and_then(|n| n.trouble.clone()),
         wire: told.and_then(|n| n.wire),
+        reactors: told.and_then(|n| n.reactors),
+        passed_on: told.and_then(|n| n.passed_on),
         devices: told.map_or_else(Vec::new, |n| n.devices.clone()),
         machine: told.and_then(|n| n.machine.clone()),
         machine_gone: told.is_some_and(|n| n.machine_gone),

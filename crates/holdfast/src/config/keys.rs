@@ -2,6 +2,7 @@
 
 use super::HostSettings;
 use crate::grid::layout::HostConfig;
+use crate::node;
 use holdfast_base::size::Size;
 use holdfast_format::schedule::{NoSpan, Span};
 use std::net::SocketAddr;
@@ -201,6 +202,20 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.reactors = value.threads(),
     },
     Key {
+        name: "cpu.node_reactors",
+        kind: Kind::Threads(node::REACTORS_MAX),
+        default: "auto",
+        example: "2",
+        brief: "Threads of each node, each with some of its devices.",
+        more: "By default one a device, up to a quarter of the machine's cores, one at least. Hosts connect to each of them. \
+               Hosts of older releases ask the first, which passes on what is for devices of others. A read cache \
+               (`cache.reads`) serves the devices of its own thread: slower devices are put where a fast one is. Nodes read \
+               this key when they start.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.node_reactors = value.some_threads(),
+    },
+    Key {
         name: "cache.reads",
         kind: READ_CACHE,
         default: "10 %",
@@ -345,6 +360,14 @@ impl Value {
         match self {
             Value::Threads(0) => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
             Value::Threads(count) => *count as usize,
+            _ => unreachable!("the table puts only threads where threads go"),
+        }
+    }
+
+    /// `None` where nobody says how many.
+    fn some_threads(&self) -> Option<u32> {
+        match self {
+            Value::Threads(count) => Some(*count).filter(|count| *count > 0),
             _ => unreachable!("the table puts only threads where threads go"),
         }
     }

@@ -32,6 +32,8 @@ pub struct HostSettings {
     pub read_ahead_bytes: u64,
     /// Of the host.
     pub reactors: usize,
+    /// Of a node; `None` where it is to choose.
+    pub node_reactors: Option<u32>,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
     /// Of nodes; zero is none.

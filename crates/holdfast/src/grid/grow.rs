@@ -22,7 +22,7 @@ use super::{
 };
 use crate::client;
 use crate::daemon::outwait;
-use crate::node_shell::fresh_device_id;
+use crate::node::fresh_device_id;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, DeviceHealth, Request, refuse};
 use holdfast_base::size::Size;

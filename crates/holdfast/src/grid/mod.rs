@@ -37,7 +37,7 @@ use crate::daemon::outwait;
 use crate::host::catalog::Catalog;
 use crate::host::machines;
 use crate::logger;
-use crate::node_shell::fresh_device_id;
+use crate::node::fresh_device_id;
 use anyhow::{Context, Result, anyhow, bail};
 use certs::Certificates;
 use creating::Begun;

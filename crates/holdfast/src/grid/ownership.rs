@@ -1,7 +1,7 @@
 //! Whose a device is: probed before anything is written to it, and made ours only when it holds nothing.
 
 use super::signatures::{self, Holding, open_unlocked};
-use crate::node_shell::fresh_device_id;
+use crate::node::fresh_device_id;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, refuse};
 use holdfast_base::buf::ALIGN_BYTES;

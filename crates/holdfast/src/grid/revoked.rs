@@ -67,7 +67,7 @@ pub fn keep(certificates: &Certificates, text: &str) -> Result<()> {
 }
 
 /// Looks there now and then, from a thread of its own, and wakes the reactor when there is a newer list.
-pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, waker: Waker) -> Result<()> {
+pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, wakers: Vec<Waker>) -> Result<()> {
     let path = path_beside(&ca);
     let stamp = move || -> Option<(SystemTime, u64)> {
         let found = fs::metadata(&path).ok()?;
@@ -87,7 +87,7 @@ pub fn follow(ca: PathBuf, grid: GridId, now: RevokedNow, waker: Waker) -> Resul
                         "certificates are revoked: version {} of the list counts",
                         list.version()
                     ));
-                    waker.wake();
+                    wakers.iter().for_each(Waker::wake);
                 }
                 Ok(_) => {}
                 Err(error) => {

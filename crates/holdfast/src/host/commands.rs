@@ -319,6 +319,8 @@ impl Shell {
                 silent_ms: now.since(link.last_heard).as_millis() as u64,
                 trouble: link.trouble.filter(|_| !link.up).map(str::to_string),
                 wire: link.version,
+                reactors: link.version.map(|_| link.reactors as u32),
+                passed_on: (link.reactors > 1).then_some(link.passed_on),
                 devices: link
                     .devices
                     .iter()

@@ -1,15 +1,15 @@
-//! Links: the two connections to each node, kept up, greeted, and shared by all volumes of this host.
+//! Links: two connections to each reactor of a node, kept up, greeted, and shared by all volumes of this host.
 //!
 //! Role: the host passes in what happens to connections; links turn bytes into [`LinkEvent`]s and requests into frames.
-//! They judge nobody: a node is up while both lanes are greeted, and who finds it slow asks for a reconnection.
+//! They judge nobody: a node is up while all lanes are greeted, and who finds it slow asks for a reconnection.
 //!
 //! States of a link
 //!
 //! | state | entered by | left by |
 //! | --- | --- | --- |
 //! | waiting | start; connection lost, given up, or refused | `retry_at` → greeting |
-//! | greeting | both lanes connect and say Hello | both answered → up; [`GREETING_MAX`] over, lost → waiting |
-//! | up | [`LinkEvent::Up`] | either lane lost, [`Links::reconnect`], silence → waiting, [`LinkEvent::Down`] |
+//! | greeting | lanes connect, say Hello, join their reactor | all answered → up; [`GREETING_MAX`] over, lost → waiting |
+//! | up | [`LinkEvent::Up`] | a lane lost, [`Links::reconnect`], silence → waiting, [`LinkEvent::Down`] |
 //!
 //! Invariants
 //! 1. An answer is passed on only while the connection that its request left on is the current one.
@@ -113,9 +113,21 @@ enum State {
     Up,
 }
 
+/// What a lane has asked and waits for before it carries requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Who it is.
+    Hello,
+    /// How many reactors it has: of the first lane alone.
+    Reactors,
+    /// To go to one of them.
+    Join,
+    Greeted,
+}
+
 struct LaneConn {
     link: Framed<Reply>,
-    greeted: bool,
+    stage: Stage,
     /// Payload of the last request, where it is of one piece: the next one may refer to it.
     sent: Option<Buf>,
     /// A payload that became whole while the link was cut.
@@ -140,6 +152,9 @@ pub struct LinkView<'a> {
     pub trouble: Option<&'a str>,
     /// Of the messages that were agreed on, while it is up.
     pub version: Option<u32>,
+    /// Of the node's process.
+    pub reactors: usize,
+    pub passed_on: u64,
     pub devices: &'a [DeviceStat],
     /// What their drives say.
     pub drives: &'a [(DeviceId, DriveReport)],
@@ -150,7 +165,12 @@ struct Link {
     node: NodeId,
     address: SocketAddr,
     state: State,
-    lanes: [Option<LaneConn>; LANES],
+    /// Of each reactor in turn.
+    lanes: Vec<Option<LaneConn>>,
+    /// Which of its reactors has which device.
+    homes: Vec<(DeviceId, u16)>,
+    /// Requests that it has passed on between its reactors.
+    passed_on: u64,
     waiting: Slab<Owner>,
     boot: InstanceId,
     /// Of the messages, agreed on by the lanes that were greeted.
@@ -259,6 +279,8 @@ impl Links {
             last_heard: l.last_heard,
             trouble: l.trouble.as_deref(),
             version: (l.state == State::Up).then_some(l.version),
+            reactors: l.lanes.len() / LANES,
+            passed_on: l.passed_on,
             devices: &l.devices,
             drives: &l.drives,
             troubles: &l.troubles,
@@ -276,7 +298,7 @@ impl Links {
             logger::error(format_args!("node {node}: {WAITING_MAX} requests are unanswered; connecting anew"));
             return self.drop_link(index, io.now(), io);
         }
-        let (token, lane) = (link.waiting.insert(owner), lane_index(lane));
+        let (token, lane) = (link.waiting.insert(owner), link.lane_for(lane, request));
         let len = payload.iter().map(|b| b.len()).sum();
         let is_again = link.is_again(lane, &payload);
         let request = self.addressed(request);
@@ -349,7 +371,7 @@ impl Links {
         let link = &mut self.links[index];
         let Some(lane_conn) = &mut link.lanes[lane] else { return };
         let Err(error) = lane_conn.link.settle(io) else { return };
-        if !lane_conn.greeted {
+        if lane_conn.stage != Stage::Greeted {
             let how = if lane_conn.link.is_secured() { "with" } else { "without" };
             let trouble = format!(
                 "it sent what is no greeting ({error}), and this host connects {how} TLS; does its machine have the same `tls` \
@@ -364,9 +386,8 @@ impl Links {
 
     fn on_frame(&mut self, now: Instant, index: usize, lane: usize, frame: Frame<Reply>, io: &mut Io) {
         let voice = self.voice;
-        if let Some(lane_conn) = self.links[index].lanes[lane].as_mut().filter(|l| !l.greeted) {
-            lane_conn.greeted = true;
-            return self.on_greeting(now, index, frame.message, io);
+        if let Some(stage) = self.links[index].stage(lane).filter(|stage| *stage != Stage::Greeted) {
+            return self.on_greeting(now, index, lane, stage, frame.message, io);
         }
         let link = &mut self.links[index];
         let Some(owner) = link.waiting.remove(Token(frame.token)) else {
@@ -392,6 +413,7 @@ impl Links {
                 let devices = match frame.message {
                     Reply::Stat { devices } => devices,
                     Reply::Drives { drives } => return link.drives = drives,
+                    Reply::Reactors { passed_on, .. } => return link.passed_on = passed_on,
                     Reply::Troubles { troubles } => return self.on_troubles(now, index, troubles, io),
                     _ => return,
                 };
@@ -440,43 +462,62 @@ impl Links {
         }
     }
 
-    fn on_greeting(&mut self, now: Instant, index: usize, reply: Reply, io: &mut Io) {
-        let voice = self.voice;
+    fn on_greeting(&mut self, now: Instant, index: usize, lane: usize, stage: Stage, reply: Reply, io: &mut Io) {
         let link = &mut self.links[index];
         let expected = link.node;
-        match reply {
-            Reply::Hello { version, node, boot, devices } if node == expected && WIRE.contain(version) => {
-                // Its process may be of another release than it was when the first lane greeted.
-                let is_first = link.lanes.iter().flatten().filter(|l| l.greeted).count() == 1;
-                link.version = if is_first { version } else { version.min(link.version) };
-                if link.boot != boot {
-                    // It may have other drives now.
-                    (link.drives, link.polls_to_drives) = (Vec::new(), 0);
-                    (link.troubles, link.has_troubles) = (Vec::new(), false);
-                }
-                link.boot = boot;
-                link.devices = devices;
+        match (stage, reply) {
+            (Stage::Hello, Reply::Hello { version, node, boot, devices })
+                if node == expected && WIRE.contain(version) =>
+            {
+                link.on_hello(version, boot, devices);
+                self.after_hello(index, lane, io);
             }
-            Reply::Hello { node, .. } => {
+            (Stage::Reactors, Reply::Reactors { count, devices, passed_on }) => {
+                (link.homes, link.passed_on) = (devices, passed_on);
+                link.set_stage(lane, Stage::Greeted);
+                link.lanes.resize_with(LANES * usize::from(count.max(1)), || None);
+                for lane in LANES..link.lanes.len() {
+                    if !self.connect_lane(index, lane, now, io) {
+                        return;
+                    }
+                }
+            }
+            (Stage::Join, Reply::Done) => link.set_stage(lane, Stage::Greeted),
+            (_, Reply::Hello { node, .. }) => {
                 let trouble = format!("node {node} listens where node {expected} should; check the addresses");
                 return self.refuse(now, index, trouble, io);
             }
-            Reply::Refused(Refusal::Version(its)) => {
+            (_, Reply::Refused(Refusal::Version(its))) => {
                 return self.refuse(now, index, its.apart_from(WIRE), io);
             }
-            other => {
+            (_, other) => {
                 let trouble = format!("the greeting was refused ({other:?}): it is of another grid or release");
                 return self.refuse(now, index, trouble, io);
             }
         }
-        if link.lanes.iter().all(|l| l.as_ref().is_some_and(|l| l.greeted)) {
+        let link = &mut self.links[index];
+        if (0..link.lanes.len()).all(|lane| link.stage(lane) == Some(Stage::Greeted)) {
             link.state = State::Up;
             link.trouble = None;
             link.polls_missed = 0;
-            voice.info(format_args!("node {expected} is up"));
             let event = link.up_event();
+            self.voice.info(format_args!("node {expected} is up"));
             self.events.push_back(LinkEvent::Up(event));
         }
+    }
+
+    /// The first lane asks which reactors there are, and those of further ones go there.
+    fn after_hello(&mut self, index: usize, lane: usize, io: &mut Io) {
+        let link = &mut self.links[index];
+        let (stage, request) = if lane >= LANES {
+            (Stage::Join, Request::Join { reactor: (lane / LANES) as u16, host: self.host.clone() })
+        } else if lane == 0 && link.version >= Request::REACTORS_SINCE {
+            (Stage::Reactors, Request::Reactors)
+        } else {
+            return link.set_stage(lane, Stage::Greeted);
+        };
+        link.set_stage(lane, stage);
+        link.queue(lane, encode_frame(u64::MAX, &request, 0), Vec::new(), io);
     }
 
     fn refuse(&mut self, now: Instant, index: usize, trouble: String, io: &mut Io) {
@@ -527,11 +568,11 @@ impl Links {
         }
     }
 
-    /// Leaves both lanes and tries again soon.
+    /// Leaves all lanes and tries again soon.
     fn drop_link(&mut self, index: usize, now: Instant, io: &mut Io) {
         let voice = self.voice;
         let link = &mut self.links[index];
-        for lane in link.lanes.iter_mut().filter_map(Option::take) {
+        for lane in link.lanes.drain(..).flatten() {
             self.by_conn.remove(&lane.link.conn());
             if link.cut {
                 link.orphans.push(lane.link.conn());
@@ -539,6 +580,7 @@ impl Links {
                 io.abort(lane.link.conn());
             }
         }
+        link.lanes.resize_with(LANES, || None);
         link.held.clear();
         for token in link.waiting.tokens() {
             if let Some(Owner::Control { ticket }) = link.waiting.remove(token) {
@@ -581,19 +623,32 @@ impl Links {
             return;
         }
         for lane in 0..LANES {
-            let connect = |tls: &HostTls| Ok(Secured::new(tls.connect(Role::Node(link.node))?, tls.revoked().clone()));
-            let session: Result<_, TlsError> = self.tls.as_ref().map(connect).transpose();
-            let secured = match session {
-                Ok(session) => session,
-                Err(error) => return self.refuse(now, index, format!("no TLS with it: {error}"), io),
-            };
-            let conn = io.connect_tcp(link.address);
-            link.lanes[lane] =
-                Some(LaneConn { link: Framed::new(conn, secured), greeted: false, sent: None, late: None });
-            self.by_conn.insert(conn, (index, lane));
+            if !self.connect_lane(index, lane, now, io) {
+                return;
+            }
         }
+        let link = &mut self.links[index];
         link.waiting = Slab::new(WAITING_MAX);
         link.state = State::Greeting { give_up_at: now + GREETING_MAX };
+    }
+
+    /// False where it can't be had, and the link has been given up.
+    fn connect_lane(&mut self, index: usize, lane: usize, now: Instant, io: &mut Io) -> bool {
+        let link = &mut self.links[index];
+        let connect = |tls: &HostTls| Ok(Secured::new(tls.connect(Role::Node(link.node))?, tls.revoked().clone()));
+        let session: Result<_, TlsError> = self.tls.as_ref().map(connect).transpose();
+        let secured = match session {
+            Ok(session) => session,
+            Err(error) => {
+                self.refuse(now, index, format!("no TLS with it: {error}"), io);
+                return false;
+            }
+        };
+        let conn = io.connect_tcp(link.address);
+        link.lanes[lane] =
+            Some(LaneConn { link: Framed::new(conn, secured), stage: Stage::Hello, sent: None, late: None });
+        self.by_conn.insert(conn, (index, lane));
+        true
     }
 
     /// Asks every node how full its devices are: `status` never has to.
@@ -619,6 +674,9 @@ impl Links {
                 }
                 if self.links[index].version >= Request::TROUBLES_SINCE {
                     self.send(node, Lane::Fast, Owner::Poll, &Request::Troubles, Vec::new(), io);
+                }
+                if self.links[index].lanes.len() > LANES {
+                    self.send(node, Lane::Fast, Owner::Poll, &Request::Reactors, Vec::new(), io);
                 }
                 self.send(node, Lane::Fast, Owner::Poll, &Request::Stat, Vec::new(), io);
             }
@@ -671,7 +729,9 @@ impl Link {
             node,
             address,
             state: State::Waiting { retry_at: Instant::ZERO },
-            lanes: [None, None],
+            lanes: (0..LANES).map(|_| None).collect(),
+            homes: Vec::new(),
+            passed_on: 0,
             waiting: Slab::new(WAITING_MAX),
             boot: InstanceId(0),
             version: 0,
@@ -688,6 +748,35 @@ impl Link {
             last_heard: Instant::ZERO,
             trouble: None,
         }
+    }
+
+    fn stage(&self, lane: usize) -> Option<Stage> {
+        self.lanes.get(lane)?.as_ref().map(|lane| lane.stage)
+    }
+
+    fn set_stage(&mut self, lane: usize, stage: Stage) {
+        self.lanes[lane].as_mut().expect("it has just been heard").stage = stage;
+    }
+
+    /// The lane to the reactor that has the request's device; to the first, which passes it on, where that is not known.
+    fn lane_for(&self, lane: Lane, request: &Request) -> usize {
+        let home = |device| self.homes.iter().find(|(known, _)| *known == device).map(|(_, reactor)| *reactor);
+        let reactor = if self.lanes.len() == LANES { None } else { request.device().and_then(home) };
+        let there = LANES * usize::from(reactor.unwrap_or(0)) + lane_index(lane);
+        if there < self.lanes.len() { there } else { lane_index(lane) }
+    }
+
+    fn on_hello(&mut self, version: u32, boot: InstanceId, devices: Vec<DeviceStat>) {
+        // Its process may be of another release than it was when the first lane greeted.
+        let is_first = (0..self.lanes.len()).all(|lane| matches!(self.stage(lane), None | Some(Stage::Hello)));
+        self.version = if is_first { version } else { version.min(self.version) };
+        if self.boot != boot {
+            // It may have other drives now.
+            (self.drives, self.polls_to_drives) = (Vec::new(), 0);
+            (self.troubles, self.has_troubles) = (Vec::new(), false);
+        }
+        self.boot = boot;
+        self.devices = devices;
     }
 
     fn up_event(&self) -> Event {

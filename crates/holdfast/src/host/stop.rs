@@ -268,6 +268,8 @@ mod tests {
         NodeInfo {
             id: 1,
             address,
+            reactors: None,
+            passed_on: None,
             link,
             suspect,
             cut,

@@ -6,7 +6,6 @@
 use super::{Asked, CachedWrite, Found, Outcome};
 use crate::api::{DeviceSlot, DiskError, Effect};
 use crate::device::Surroundings;
-use crate::io::Client;
 use crate::node::Node;
 use holdfast_base::{BLOCK_BYTES, Buf, Effects, Instant, Token};
 use holdfast_format::wire::{Reply, Request};
@@ -87,8 +86,7 @@ impl Node {
     ) {
         match self.cache.on_read(ticket, part, result) {
             Some(Outcome::Answer(asked, payload)) => {
-                let Client { peer, token } = asked.client;
-                out.push(Effect::Reply { peer, token, reply: Reply::Shard { blocks: asked.blocks }, payload });
+                asked.client.reply(Reply::Shard { blocks: asked.blocks }, payload, out);
             }
             Some(Outcome::Fallback(asked)) => self.read_own(now, asked, true, out),
             None => {}

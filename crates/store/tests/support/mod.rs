@@ -12,8 +12,8 @@ use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
 use holdfast_store::{
-    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Node, NodeConfig, Notice, PeerId,
-    format_device, probe_superblock,
+    AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Message, Node, NodeConfig, Notice,
+    PeerId, format_device, probe_superblock,
 };
 use std::collections::BTreeMap;
 
@@ -165,6 +165,8 @@ pub struct Rig {
     pub to_open: Vec<DeviceSlot>,
     /// What the node has asked of others.
     pub asks: Vec<(NodeId, AskToken, Request)>,
+    /// What it has told the node's other reactors.
+    pub told: Vec<(u16, Message)>,
 }
 
 pub fn small_sizing() -> JournalSizing {
@@ -204,6 +206,7 @@ impl Rig {
             notices: Vec::new(),
             to_open: Vec::new(),
             asks: Vec::new(),
+            told: Vec::new(),
         };
         configure(&mut rig.config);
         for (slot, disk) in rig.disks.iter_mut().enumerate() {
@@ -224,7 +227,8 @@ impl Rig {
     pub fn start(&mut self) {
         self.config.boot = InstanceId(self.prng.next_u128());
         self.node = Some(Node::new(self.config.clone()));
-        for slot in 0..self.disks.len() {
+        let own = |slot: &usize| slot % usize::from(self.config.reactors) == usize::from(self.config.reactor);
+        for slot in (0..self.disks.len()).filter(own).collect::<Vec<_>>() {
             let (size_bytes, media) = (self.disks[slot].media.len() as u64, self.disks[slot].class);
             self.event(Event::AddDevice { slot: DeviceSlot(slot), size_bytes, media, is_direct: true });
         }
@@ -269,6 +273,7 @@ impl Rig {
                     assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096) && !data.is_empty());
                     self.submit(slot, token, Op::Write { offset, data, durable });
                 }
+                Effect::Tell { reactor, message } => self.told.push((reactor, message)),
                 Effect::Ask { node, token, request, .. } => self.asks.push((node, token, request)),
                 Effect::Flush { slot, token } => self.submit(slot, token, Op::Flush),
                 Effect::Discard { .. } | Effect::Close { .. } => {}
@@ -353,7 +358,7 @@ impl Rig {
     pub fn send(&mut self, request: Request, payload: Buf) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.event(Event::Request { peer: PeerId(1), token, request, payload });
+        self.event(Event::Request { peer: PeerId::here(1), token, request, payload });
         token
     }
 

@@ -100,9 +100,11 @@ impl Controller {
 
     pub(crate) fn drive_handover(&mut self, out: Out) {
         match self.handover {
-            Handover::Emptying { until, .. } | Handover::Prepared { until } if until <= self.basis.now => {
+            Handover::Emptying { until, .. } if until <= self.basis.now => {
                 self.handover = Handover::None;
+                out.push(Effect::Notice(Notice::NotPrepared));
             }
+            Handover::Prepared { until } if until <= self.basis.now => self.handover = Handover::None,
             Handover::Emptying { upto, until } if self.is_emptied(upto) && !self.notes_checkpoint() => {
                 self.handover = Handover::Prepared { until };
                 out.push(Effect::Notice(Notice::Prepared));

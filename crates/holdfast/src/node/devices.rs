@@ -11,9 +11,10 @@ use crate::grid::layout::GridDir;
 use crate::grid::ownership::{self, Claim};
 use crate::logger;
 use anyhow::{Context, Result};
-use holdfast_base::{DeviceId, GridId, NodeId};
+use holdfast_base::{DeviceId, GridId, MediaClass, NodeId};
 use holdfast_runtime::device::{self, Device, DeviceError};
 use holdfast_runtime::mailbox::Sender;
+use holdfast_store::Named;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -27,6 +28,21 @@ pub struct NodeDevice {
     pub path: PathBuf,
     /// Which it should be, as far as that was said.
     pub device: Option<DeviceId>,
+}
+
+impl Named for NodeDevice {
+    /// By its id where that is known of both, else by its path.
+    fn is(&self, other: &NodeDevice) -> bool {
+        match (self.device, other.device) {
+            (Some(own), Some(other)) => own == other,
+            _ => self.path == other.path,
+        }
+    }
+}
+
+/// What it is made of, as far as the kernel says before it is opened.
+pub fn class_of(device: &NodeDevice) -> Option<MediaClass> {
+    device::media_at(&device.path)
 }
 
 /// What the shell hears.

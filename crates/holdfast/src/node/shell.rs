@@ -9,32 +9,40 @@
 //! Without TLS who says nothing does not stay.
 //!
 //! Faults: bytes that are no frame close their connection; a device's errors go to the machine, which excludes it and
-//! serves on with the others. A device that can't be opened, or hangs, keeps nobody waiting: see [`crate::node_devices`].
+//! serves on with the others. A device that can't be opened, or hangs, keeps nobody waiting: see [`super::devices`].
 
-use crate::daemon::{outwait, raise_open_files, tell_ready};
+use super::devices::{self, DeviceEvent, NodeDevice, Owner};
+use super::peers::NodePeers;
+use super::siblings::{Own, Post};
+use super::{Common, FRONT};
 use crate::drives;
-use crate::grid::{certs, renewal, revoked};
 use crate::link_tls::{Door, HANDSHAKE_MAX, HANDSHAKES_MAX, PUSHED_OUT};
 use crate::logger;
-use crate::node_devices::{self, DeviceEvent, NodeDevice, Owner};
-use crate::node_peers::NodePeers;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use holdfast_base::time::earliest;
-use holdfast_base::{Buf, BufMut, DeviceId, Effects, GridId, InstanceId, Instant, NodeId, Slab, Token};
-use holdfast_format::wire::Request;
-use holdfast_host::{Source, node_peers};
+use holdfast_base::{Buf, BufMut, Effects, Instant, Slab, Token};
+use holdfast_format::wire::{Frame, Request};
+use holdfast_host::Source;
 use holdfast_runtime::device::Device;
 use holdfast_runtime::framed::Framed;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
-use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, ListenError, Reactor, Turn};
-use holdfast_runtime::tls::link::{HostTls, LinkPaths, ServerTls};
-use holdfast_store::{self as store, FailReason, Next, Notice};
+use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, Reactor, Turn};
+use holdfast_runtime::tls::link::ServerTls;
+use holdfast_store::{self as store, Dealing, FailReason, Next, Notice};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What reactors have told this one, and it has not heard.
+const POSTS_MAX: usize = 4096;
+
+/// Between two tries to say what another reactor has no room for, and how many are made at the end.
+const SAY_PAUSE: Duration = Duration::from_millis(1);
+const STOP_TRIES: usize = 1000;
 
 /// How long a device that does not open may keep the others from being used.
 const OPENING_MAX: Duration = Duration::from_secs(5);
@@ -48,23 +56,6 @@ const TOLD_MAX: usize = 4 * PLACES_MAX;
 /// Reports of drives that wait to be taken note of: there is one in ten minutes from each.
 const DRIVES_TOLD_MAX: usize = 256;
 
-/// What `holdfast node` was asked to run.
-#[derive(Clone, Debug)]
-pub struct NodeOptions {
-    pub node: NodeId,
-    pub grid: GridId,
-    pub listen: SocketAddr,
-    pub devices: Vec<NodeDevice>,
-    /// Make devices that hold nothing but zeroes this node's.
-    pub format_blank: bool,
-    /// Credentials, where links have TLS.
-    pub tls: Option<LinkPaths>,
-    /// Share of a fast device for copies of what is read from slower ones; zero for none.
-    pub read_cache_percent: u32,
-    /// The grid's directory, where the node was started by it.
-    pub dir: Option<PathBuf>,
-}
-
 struct Peer {
     link: Framed<Request>,
     /// Where it comes from.
@@ -74,6 +65,8 @@ struct Peer {
     is_in: bool,
     /// Its certificate is a node's, not a host's.
     is_node: bool,
+    /// It goes to another reactor, and says this there first.
+    joins: Option<(u16, Frame<Request>)>,
 }
 
 /// A device, by its place.
@@ -91,7 +84,7 @@ struct Disk {
     asked: Option<Arc<()>>,
 }
 
-struct NodeShell {
+pub struct NodeShell {
     node: store::Node,
     effects: Effects<store::Effect>,
     peers: Slab<Peer>,
@@ -110,84 +103,96 @@ struct NodeShell {
     told: Receiver<DeviceEvent>,
     tell: Sender<DeviceEvent>,
     owner: Owner,
-    /// Places of devices that are still being opened since the start: until none is, or for [`OPENING_MAX`], connections are
-    /// accepted but not read, so that a greeting tells of all devices.
+    posts: Receiver<Post>,
+    own: Own,
+    /// When it is tried again to say what others had no room for.
+    say_at: Option<Instant>,
+    /// Of the first reactor, where a directory says which devices the node has.
+    dealing: Option<Dealing<NodeDevice>>,
+    /// Places of devices that are still being opened since the start: until none is on any reactor, or for [`OPENING_MAX`],
+    /// connections are accepted but not read, so that a greeting tells of all devices.
     opening: BTreeSet<usize>,
+    /// Of the first reactor: others that are still opening devices.
+    unopened: BTreeSet<u16>,
     read_from: Instant,
 }
 
-/// Runs until SIGTERM.
-pub fn run(options: &NodeOptions) -> Result<()> {
-    let load = |paths| {
-        certs::finish(paths);
-        ServerTls::load(paths, options.grid, Role::Node(options.node))
-    };
-    let tls = options.tls.as_ref().map(load).transpose()?;
-    if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
-        tls.revoked().replace(&revoked::load(&paths.ca, options.grid)?);
-    }
-    let connecting = match (&tls, &options.tls) {
-        (Some(tls), Some(paths)) => Some(HostTls::load_node(paths, options.grid, options.node, tls)?),
-        _ => None,
-    };
-    if options.devices.is_empty() && options.dir.is_none() {
-        bail!("node {} has no device; name at least one with --device", options.node);
-    }
-    let config = reactor::Config { handles_signals: true, ..reactor::Config::default() };
-    let mut reactor = Reactor::new(config)?;
-    if let (Some(tls), Some(paths)) = (&tls, &options.tls) {
-        revoked::follow(paths.ca.clone(), options.grid, tls.revoked().clone(), reactor.waker())?;
-    }
-    if let (Some(ways), Some(door)) = (&connecting, &tls) {
-        renewal::follow(ways.clone(), door.clone())?;
-    }
-    let in_use = |e: &ListenError| matches!(e, ListenError::InUse { .. });
-    let peers_max = node_peers(raise_open_files());
-    let (listener, bound) = outwait(|| reactor.io().listen_tcp(options.listen), in_use)?;
-    reactor.io().set_accepted_max(listener, peers_max);
-    let boot = InstanceId(uuid::Uuid::new_v4().as_u128());
-    let node_config = store::NodeConfig::new(options.grid, options.node, boot);
-    let node_config = store::NodeConfig { read_cache_per_mille: options.read_cache_percent * 10, ..node_config };
-    let (tell_drives, drives) = mailbox::mailbox(reactor.waker(), DRIVES_TOLD_MAX);
-    let (tell, told) = mailbox::mailbox(reactor.waker(), TOLD_MAX);
-    let mut shell = NodeShell {
-        node: store::Node::new(node_config),
-        effects: Effects::new(),
-        peers: Slab::new(peers_max),
-        peers_max: peers_max - HANDSHAKES_MAX.min(peers_max / 4),
-        by_conn: HashMap::new(),
-        door: Door::new(tls, peers_max / 4),
-        disks: Vec::new(),
-        node_peers: NodePeers::new(options.node, options.grid, connecting),
-        local: VecDeque::new(),
-        drives,
-        tell_drives,
-        told,
-        tell,
-        owner: Owner { grid: options.grid, node: options.node, dir: options.dir.clone() },
-        opening: (0..options.devices.len()).collect(),
-        read_from: reactor.io().now() + OPENING_MAX,
-    };
-    for device in &options.devices {
-        shell.take_in(device, options.format_blank);
-    }
-    if let Some(dir) = &options.dir {
-        node_devices::watch(dir.clone(), options.node, shell.tell.clone())?;
-    }
-    let how = if options.tls.is_some() { ", with TLS" } else { "" };
-    logger::info(format_args!("node {} of grid {} listens on {bound}{how}", options.node, options.grid));
-    if options.tls.is_none() && !bound.ip().is_loopback() {
-        logger::warn(format_args!(
-            "{bound} is open to everybody who can reach it, without TLS; only on a network of the grid's own"
-        ));
-    }
-    tell_ready();
-    reactor.run(&mut shell)?;
-    logger::info(format_args!("node {} stops", options.node));
-    Ok(())
+/// A connection on its way from one reactor to another.
+pub struct Joining {
+    peer: Peer,
+    socket: OwnedFd,
+    /// What came behind the request that moves it.
+    bytes: Vec<u8>,
+    frame: Frame<Request>,
 }
 
+/// How the reactor is told something, once it has begun.
+pub type Begun = Sender<Post>;
+
 impl NodeShell {
+    /// One reactor's part of the node, with these devices; only the first has a door.
+    pub fn new(
+        common: &Common,
+        number: usize,
+        devices: &[NodeDevice],
+        reactor: &mut Reactor,
+        door: Option<ServerTls>,
+    ) -> (NodeShell, Begun) {
+        let Common { options, peers_max, .. } = common;
+        let (tell_drives, drives) = mailbox::mailbox(reactor.waker(), DRIVES_TOLD_MAX);
+        let (tell, told) = mailbox::mailbox(reactor.waker(), TOLD_MAX);
+        let (post, posts) = mailbox::mailbox(reactor.waker(), POSTS_MAX);
+        let own = common.own(number);
+        let unopened = if own.is_front() { own.others().collect() } else { BTreeSet::new() };
+        let mut shell = NodeShell {
+            node: store::Node::new(common.config(number)),
+            effects: Effects::new(),
+            peers: Slab::new(*peers_max),
+            peers_max: peers_max - HANDSHAKES_MAX.min(peers_max / 4),
+            by_conn: HashMap::new(),
+            door: Door::new(door, peers_max / 4),
+            disks: Vec::new(),
+            node_peers: NodePeers::new(options.node, options.grid, common.connecting.clone()),
+            local: VecDeque::new(),
+            drives,
+            tell_drives,
+            told,
+            tell,
+            posts,
+            own,
+            say_at: None,
+            dealing: None,
+            owner: Owner { grid: options.grid, node: options.node, dir: options.dir.clone() },
+            opening: (0..devices.len()).collect(),
+            unopened,
+            read_from: reactor.io().now() + OPENING_MAX,
+        };
+        for device in devices {
+            shell.take_in(device, options.format_blank);
+        }
+        shell.tell_if_opened();
+        (shell, post)
+    }
+
+    /// The first reactor deals devices out from here on, as the grid's directory names them.
+    pub fn deal_out(&mut self, dealing: Dealing<NodeDevice>, dir: PathBuf) -> Result<()> {
+        self.dealing = Some(dealing);
+        devices::watch(dir, self.owner.node, self.tell.clone())
+    }
+
+    /// The others end with the first.
+    pub fn stop_others(&mut self) {
+        self.own.others().for_each(|reactor| self.own.say(reactor, Post::Stop));
+        // One that takes nothing any more ends with the process.
+        for _ in 0..STOP_TRIES {
+            if !self.own.has_unsaid() {
+                return;
+            }
+            std::thread::sleep(SAY_PAUSE);
+            self.own.say_rest();
+        }
+    }
+
     fn handle(&mut self, now: Instant, event: store::Event, io: &mut Io) {
         let mut effects = std::mem::take(&mut self.effects);
         self.node.handle(now, event, &mut effects);
@@ -200,8 +205,11 @@ impl NodeShell {
     fn carry_out(&mut self, effect: store::Effect, io: &mut Io) {
         match effect {
             store::Effect::Reply { peer, token, reply, payload } => {
-                let Some(peer) = self.peers.get_mut(Token(peer.0)) else { return };
+                let Some(peer) = self.peers.get_mut(Token(peer.conn)) else { return };
                 peer.link.send(token, &reply, payload, io);
+            }
+            store::Effect::Tell { reactor, message } => {
+                self.own.say(reactor, Post::Told { reactor: self.own.number(), message });
             }
             store::Effect::Ask { node, address, token, request } => {
                 self.node_peers.ask(io.now(), node, address.as_deref(), token, &request, io);
@@ -228,9 +236,9 @@ impl NodeShell {
             store::Effect::Note(notice) => {
                 if let Notice::DeviceOpened { slot, .. } | Notice::DeviceFailed { slot, .. } = &notice
                     && self.opening.remove(&slot.0)
-                    && self.opening.is_empty()
                 {
-                    self.begin_reading(io);
+                    self.tell_if_opened();
+                    self.read_if_opened(io);
                 }
                 self.note(&notice);
             }
@@ -264,7 +272,7 @@ impl NodeShell {
     fn open(&mut self, slot: store::DeviceSlot) {
         let disk = &mut self.disks[slot.0];
         let format_blank = std::mem::take(&mut disk.format_blank);
-        let opened = node_devices::open(self.owner.clone(), slot.0, disk.path.clone(), format_blank, self.tell.clone());
+        let opened = devices::open(self.owner.clone(), slot.0, disk.path.clone(), format_blank, self.tell.clone());
         if let Err(error) = opened {
             self.local.push_back(store::Event::NotOpened { slot, why: format!("{error:#}") });
         }
@@ -280,7 +288,30 @@ impl NodeShell {
                 let path = self.disks[place].path.display();
                 logger::info(format_args!("{path} was blank, and is device {device} of this node now"));
             }
-            DeviceEvent::Devices(devices) => self.reconcile(&devices),
+            DeviceEvent::Devices(devices) => self.deal(&devices),
+        }
+    }
+
+    fn deal(&mut self, devices: &[NodeDevice]) {
+        let dealing = self.dealing.as_mut().expect("whoever watches deals");
+        for (number, share) in (0..).zip(dealing.deal(devices, devices::class_of)) {
+            match number == self.own.number() {
+                true => self.reconcile(&share),
+                false => self.own.say(number, Post::Devices(share)),
+            }
+        }
+    }
+
+    fn on_post(&mut self, now: Instant, post: Post, io: &mut Io) {
+        match post {
+            Post::Told { reactor, message } => self.handle(now, store::Event::Told { reactor, message }, io),
+            Post::Joining(joining) => self.on_joining(now, *joining, io),
+            Post::Devices(devices) => self.reconcile(&devices),
+            Post::Opened { reactor } => {
+                self.unopened.remove(&reactor);
+                self.read_if_opened(io);
+            }
+            Post::Stop => io.stop(),
         }
     }
 
@@ -390,15 +421,33 @@ impl NodeShell {
         }
     }
 
+    /// The first reactor hears that all that this one had at the start are open, or out.
+    fn tell_if_opened(&mut self) {
+        if self.opening.is_empty() && !self.own.is_front() {
+            self.own.say(FRONT as u16, Post::Opened { reactor: self.own.number() });
+        }
+    }
+
+    fn is_opening(&self) -> bool {
+        !self.opening.is_empty() || !self.unopened.is_empty()
+    }
+
+    fn read_if_opened(&mut self, io: &mut Io) {
+        if !self.is_opening() {
+            self.begin_reading(io);
+        }
+    }
+
     fn begin_reading(&mut self, io: &mut Io) {
         self.opening.clear();
+        self.unopened.clear();
         for (_, peer) in self.peers.iter() {
             io.pause_reading(peer.link.conn(), false);
         }
     }
 
     fn on_timer(&mut self, now: Instant, io: &mut Io) {
-        if !self.opening.is_empty() && now >= self.read_from {
+        if self.is_opening() && now >= self.read_from {
             for place in &self.opening {
                 let path = self.disks[*place].path.display();
                 logger::error(format_args!(
@@ -406,6 +455,7 @@ impl NodeShell {
                 ));
             }
             self.begin_reading(io);
+            self.tell_if_opened();
         }
         if self.node.next_deadline().is_some_and(|at| at <= now) {
             self.handle(now, store::Event::Tick, io);
@@ -431,11 +481,11 @@ impl NodeShell {
             }
         };
         let link = Framed::new(conn, secured);
-        let token = self.peers.insert(Peer { link, from, source, is_in: false, is_node: false });
+        let token = self.peers.insert(Peer { link, from, source, is_in: false, is_node: false, joins: None });
         self.by_conn.insert(conn, token);
-        io.pause_reading(conn, !self.opening.is_empty());
+        io.pause_reading(conn, self.is_opening());
         // Nothing is heard of it before.
-        let heard_from = if !self.opening.is_empty() { now.max(self.read_from) } else { now };
+        let heard_from = if self.is_opening() { now.max(self.read_from) } else { now };
         if let Some(pushed_out) = self.door.come(token, source, heard_from + HANDSHAKE_MAX) {
             self.refuse(now, pushed_out, PUSHED_OUT, io);
         }
@@ -507,13 +557,14 @@ impl NodeShell {
             if self.peers.get(token).is_some_and(|peer| !may_ask(peer, &frame.message)) {
                 return self.refuse(now, token, "it is a node, and may only read shards; check what it is", io);
             }
-            let event = store::Event::Request {
-                peer: store::PeerId(token.0),
-                token: frame.token,
-                request: frame.message,
-                payload: frame.payload,
-            };
-            self.handle(now, event, io);
+            if let Request::Join { reactor, .. } = frame.message
+                && self.own.others().any(|other| other == reactor)
+            {
+                let peer = self.peers.get_mut(token).expect("just seen");
+                peer.joins = Some((reactor, frame));
+                return io.detach(peer.link.conn());
+            }
+            self.on_request(now, token, frame, io);
         }
         let Some(peer) = self.peers.get_mut(token) else { return };
         if let Err(error) = peer.link.settle(io) {
@@ -524,11 +575,47 @@ impl NodeShell {
         }
     }
 
+    fn on_request(&mut self, now: Instant, token: Token, frame: Frame<Request>, io: &mut Io) {
+        let Frame { token: request_token, message: request, payload } = frame;
+        let peer = store::PeerId::here(token.0);
+        self.handle(now, store::Event::Request { peer, token: request_token, request, payload }, io);
+    }
+
+    /// A connection has left this reactor for another one.
+    fn on_detached(&mut self, now: Instant, conn: ConnId, socket: OwnedFd, bytes: Vec<u8>, io: &mut Io) {
+        let Some(token) = self.by_conn.remove(&conn) else { return };
+        let mut peer = self.peers.remove(token).expect("its connection was here");
+        let (reactor, frame) = peer.joins.take().expect("nothing else has it leave");
+        self.handle(now, store::Event::PeerGone { peer: store::PeerId::here(token.0) }, io);
+        self.own.say(reactor, Post::Joining(Box::new(Joining { peer, socket, bytes, frame })));
+    }
+
+    fn why_no_room(&self, source: Source) -> Option<String> {
+        if self.peers.is_full() {
+            return Some(format!("{} connections are open, and there is no room for more", self.peers.len()));
+        }
+        Door::why_no_room(self.peers_max, source, self.peers.iter().map(|(_, peer)| peer.source))
+    }
+
+    /// A connection that is for devices of this reactor has come from the first one.
+    fn on_joining(&mut self, now: Instant, joining: Joining, io: &mut Io) {
+        let Joining { mut peer, socket, mut bytes, frame } = joining;
+        if let Some(why) = self.why_no_room(peer.source) {
+            return self.door.tell(now, &peer.from, &why);
+        }
+        let conn = io.adopt(socket);
+        peer.link.move_to(conn);
+        let token = self.peers.insert(peer);
+        self.by_conn.insert(conn, token);
+        self.on_request(now, token, frame, io);
+        self.on_bytes(now, conn, &mut bytes, io);
+    }
+
     fn on_closed(&mut self, now: Instant, conn: ConnId, io: &mut Io) {
         let Some(token) = self.by_conn.remove(&conn) else { return };
         self.peers.remove(token);
         self.door.let_in(token);
-        self.handle(now, store::Event::PeerGone { peer: store::PeerId(token.0) }, io);
+        self.handle(now, store::Event::PeerGone { peer: store::PeerId::here(token.0) }, io);
     }
 }
 
@@ -575,6 +662,9 @@ impl App for NodeShell {
             Event::Shutdown { .. } => io.stop(),
             Event::Wake => {
                 self.cut_revoked(now, io);
+                for post in self.posts.drain() {
+                    self.on_post(now, post, io);
+                }
                 for told in self.told.drain() {
                     self.on_device_event(told, io);
                 }
@@ -589,27 +679,24 @@ impl App for NodeShell {
             Event::Filled { conn, buf } => self.on_filled(now, conn, buf, io),
             Event::Connected { conn } => self.node_peers.on_connected(conn, io),
             Event::ConnectFailed { .. } => {}
-            Event::Detached { .. } => unreachable!("a node hands no connection over"),
+            Event::Detached { conn, socket, bytes } => self.on_detached(now, conn, socket, bytes, io),
         }
         self.handle_local(now, io);
     }
 
     fn on_batch_end(&mut self, now: Instant, io: &mut Io) {
         self.handle_local(now, io);
+        self.own.say_rest();
+        self.say_at = self.own.has_unsaid().then_some(now + SAY_PAUSE);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let opening = (!self.opening.is_empty()).then_some(self.read_from);
-        let door = self.door.next_deadline();
-        earliest(earliest(self.node.next_deadline(), self.node_peers.next_deadline()), earliest(opening, door))
+        let opening = self.is_opening().then_some(self.read_from);
+        let machines = earliest(self.node.next_deadline(), self.node_peers.next_deadline());
+        earliest(earliest(machines, self.say_at), earliest(opening, self.door.next_deadline()))
     }
 
     fn on_long_turn(&mut self, turn: &Turn, untold: u64) {
         logger::info(format_args!("a turn of the reactor took {turn}; {untold} others did since the last such line"));
     }
-}
-
-/// A device id for a device about to be formatted.
-pub fn fresh_device_id() -> DeviceId {
-    DeviceId(uuid::Uuid::new_v4().as_u128())
 }
