@@ -1,8 +1,8 @@
 //! A grid that grows from one node to six and shrinks to one again, under the checking workload: at each stop the volume goes
 //! over to another layout, and then what that promises to bear is lost for a while.
 
-use crate::care;
 use crate::engine::Control;
+use crate::maintenance;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::grid::{Grid, NodeAction};
 use std::time::{Duration, Instant};
@@ -119,7 +119,7 @@ impl Journey<'_> {
             }
         }
         let since = Instant::now();
-        care::wait_whole(self.grid, &self.control)?;
+        maintenance::wait_whole(self.grid, &self.control)?;
         let took = since.elapsed();
         self.control.rest(AWAY);
         Ok(took)

@@ -9,7 +9,6 @@
 //! A seed fixes what is drawn, not when the machine gets to it: a run is repeated, not replayed. The simulator replays.
 
 pub mod atlas;
-pub mod care;
 pub mod cell;
 pub mod engine;
 pub mod faults;
@@ -17,5 +16,6 @@ pub mod guest;
 pub mod history;
 pub mod journey;
 pub mod logs;
+pub mod maintenance;
 pub mod model;
 pub mod workload;

@@ -4,11 +4,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use holdfast_base::Prng;
 use holdfast_lab::grid::{Grid, Shape, make_key};
-use holdfast_torture::care;
 use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
 use holdfast_torture::journey::Journey;
 use holdfast_torture::logs;
+use holdfast_torture::maintenance;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -92,8 +92,8 @@ const DEVICE_MIB: u64 = 1024;
 const JOURNEY_MIB: u64 = 96;
 const JOURNEY_DEVICE_MIB: u64 = 512;
 
-/// What care is tried on: large against the devices, so that most bits that flip are of something.
-const CARE_MIB: u64 = 288;
+/// The volume that maintenance is tried on: large against the devices, so that most bits that flip are of something.
+const MAINTENANCE_MIB: u64 = 288;
 const DAMAGE_DEVICE_MIB: u64 = 320;
 const DAMAGE_BITS: u64 = 1000;
 const SCRUB_EVERY: Duration = Duration::from_secs(20);
@@ -202,27 +202,27 @@ fn engine_of_one(arguments: &Arguments, grid: &Grid, (mib, layout): (u64, &str),
     Engine::new(Plan { seed, depth: arguments.depth, volumes })
 }
 
-/// See [`care::change_layouts`].
+/// See [`maintenance::change_layouts`].
 fn change_layouts(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
-    let mut engine = engine_of_one(arguments, grid, (CARE_MIB, "parity:2+1"), random.next_u64())?;
-    let took = engine.run(|control| care::change_layouts(grid, &control, VOLUME))?;
+    let mut engine = engine_of_one(arguments, grid, (MAINTENANCE_MIB, "parity:2+1"), random.next_u64())?;
+    let took = engine.run(|control| maintenance::change_layouts(grid, &control, VOLUME))?;
     engine.sweep().context("while everything was read back")?;
     engine.disconnect();
     let took: Vec<String> = took.iter().map(|(to, took)| format!("{to} in {:.0} s", took.as_secs_f64())).collect();
     Ok(format!("{}; {}", took.join(", "), all_well(&engine)))
 }
 
-/// See [`care::flip_bits`].
+/// See [`maintenance::flip_bits`].
 fn damage(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
     const DAMAGED: u32 = 2;
     const LOST: u32 = 3;
     grid.set_host_setting("care.scrub_every", &format!("{} s", SCRUB_EVERY.as_secs()))?;
-    let mut engine = engine_of_one(arguments, grid, (CARE_MIB, "parity:2+1"), random.next_u64())?;
+    let mut engine = engine_of_one(arguments, grid, (MAINTENANCE_MIB, "parity:2+1"), random.next_u64())?;
     let device = grid.device_file(DAMAGED);
     let found = engine.run(|control| {
         let (what, how) = ((VOLUME, device.as_path()), (DAMAGE_BITS, SCRUB_EVERY));
-        let found = care::flip_bits(grid, &control, what, how, random)?;
-        care::lose(grid, &control, LOST)?;
+        let found = maintenance::flip_bits(grid, &control, what, how, random)?;
+        maintenance::lose(grid, &control, LOST)?;
         Ok(found)
     })?;
     engine.sweep().context("while everything was read back without another node")?;

@@ -1,4 +1,4 @@
-//! What care does to data, under the checking workload: a volume goes over to other layouts and back, and bits of a device
+//! Maintenance of data under the checking workload: a volume goes over to other layouts and back, and bits of a device
 //! flip until scrubs find no more damage.
 
 use crate::engine::Control;
