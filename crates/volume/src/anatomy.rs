@@ -115,8 +115,7 @@ impl Controller {
     }
 
     fn mapped_blocks(&self) -> u64 {
-        let in_log: u64 = self.log.iter_from(Lsn(0)).map(|(_, e)| e.live_blocks).sum();
-        self.segments.totals().visible_blocks + in_log
+        self.segments.totals().visible_blocks + self.log.live_blocks()
     }
 
     /// Shards, and logs, of this volume on each device that is being drained.

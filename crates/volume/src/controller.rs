@@ -1468,6 +1468,7 @@ impl Controller {
         self.care.verify();
         self.writer.verify();
         self.fetcher.verify();
+        self.log.verify();
         self.loader.verify();
         self.checkpointer.verify(&self.segments);
         self.direct.verify();

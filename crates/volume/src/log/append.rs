@@ -134,10 +134,8 @@ impl Controller {
             Reply::Appended { journal_fill, .. } => {
                 self.grant(ledger, leg, sent_at);
                 self.note_journal_fill(ledger, leg, *journal_fill);
-                if let Some(entry) = self.log.get_mut(lsn)
-                    && entry.ledger == ledger
-                {
-                    entry.have |= 1 << leg;
+                if self.log.get(lsn).is_some_and(|entry| entry.ledger == ledger) {
+                    self.log.on_held(lsn, leg);
                 }
                 if self.basis.config.mutations.late_ack_after_freeze() || self.is_open_ledger(ledger) {
                     self.complete_entries(out);
@@ -383,9 +381,8 @@ impl Controller {
         }
         let wanted = self.topology().full_rule();
         let is_narrow = self.log.open.as_ref().is_some_and(|open| !open.rule.is_at_least(wanted));
-        let entries = self.log.iter_from(self.log.trimmed.next());
-        let lack = entries.filter(|(lsn, e)| *lsn <= self.log.completed && self.lacks_copies(e, wanted, node));
-        lack.count() as u64 + u64::from(is_narrow)
+        let lacking = self.log.held().filter(|(ledger, have, _)| self.lacks_copies(*ledger, *have, wanted, node));
+        lacking.map(|(.., entries)| entries).sum::<u64>() + u64::from(is_narrow)
     }
 
     /// Whether fewer usable legs hold the entry than could.
@@ -395,15 +392,16 @@ impl Controller {
         }
         let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
         let wanted = self.topology().rule_now();
-        self.lacks_copies(entry, ledger.rule, None) || self.lacks_copies(entry, wanted, None)
+        let lacks = |rule| self.lacks_copies(entry.ledger, entry.have, rule, None);
+        lacks(ledger.rule) || lacks(wanted)
     }
 
-    /// `given` counts as if it were there.
-    fn lacks_copies(&self, entry: &Entry, wanted: AckRule, given: Option<NodeId>) -> bool {
-        let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
+    /// Of what these legs of a ledger have. `given` counts as if it were there.
+    fn lacks_copies(&self, ledger: LedgerId, have: u8, wanted: AckRule, given: Option<NodeId>) -> bool {
+        let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == ledger) else { return false };
         let mut held = 0;
         for (i, leg) in ledger.legs.iter().enumerate() {
-            if entry.have >> i & 1 == 1 && (Some(leg.node) == given || self.peers.leg_usable(*leg)) {
+            if have >> i & 1 == 1 && (Some(leg.node) == given || self.peers.leg_usable(*leg)) {
                 held |= 1 << i;
             }
         }

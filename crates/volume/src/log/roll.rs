@@ -196,10 +196,7 @@ impl Controller {
     fn move_in_flight_to_open_ledger(&mut self) {
         let id = self.log.open.as_ref().expect("just opened").id;
         for lsn in self.log.completed.0 + 1..self.log.next_lsn().0 {
-            let entry = self.log.get_mut(Lsn(lsn)).expect("in the window");
-            entry.ledger = id;
-            entry.have = 0;
-            entry.sent = 0;
+            self.log.give_to(Lsn(lsn), id);
         }
     }
 

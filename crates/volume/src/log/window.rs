@@ -2,14 +2,15 @@
 //!
 //! Invariants: (1) LSNs in the window are consecutive; (2) entries complete in LSN order, none while the open ledger is
 //! frozen; (3) an entry's payload stays until the entry is trimmed, so that it can be appended again; (4) the sum of
-//! entry sizes is what the write-back budget bounds.
+//! entry sizes is what the write-back budget bounds; (5) what is summed up is what a walk over the window finds
+//! ([`Log::verify`]), so that nobody has to walk who only asks for the state.
 
 use crate::api::Mutations;
 use crate::segment::encrypt::Sent;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What to do when an entry completes.
@@ -45,7 +46,7 @@ pub struct Entry {
     /// What legs get instead of header, checksums and payload, while it may be sent again.
     pub encrypted: Option<Box<Sent>>,
     pub done: Done,
-    /// The ledger that holds (or is to hold) it, and the legs that do or were asked to.
+    /// The ledger that holds (or is to hold) it, and the legs that do ([`Log::on_held`]) or were asked to.
     pub ledger: LedgerId,
     pub have: u8,
     pub sent: u8,
@@ -176,8 +177,11 @@ pub struct Log {
     pub total_bytes: u64,
     /// Every entry before it is destaged, being destaged, or has nothing to destage.
     cursor: Lsn,
-    /// Live blocks of entries that nobody destages.
+    /// Live blocks of all entries, and of those that nobody destages.
+    live_blocks: u64,
     waiting_blocks: u64,
+    /// Completed entries by the ledger and the legs of it that hold them.
+    held: BTreeMap<(LedgerId, u8), u64>,
     pub open: Option<OpenLedger>,
 }
 
@@ -192,7 +196,9 @@ impl Default for Log {
             in_flight_bytes: 0,
             total_bytes: 0,
             cursor: Lsn(1),
+            live_blocks: 0,
             waiting_blocks: 0,
+            held: BTreeMap::new(),
             open: None,
         }
     }
@@ -214,6 +220,8 @@ impl Log {
         self.bytes += entry.size_bytes();
         self.in_flight_bytes += entry.size_bytes();
         self.total_bytes += entry.size_bytes();
+        self.live_blocks += entry.live_blocks;
+        self.waiting_blocks += entry.waiting_blocks();
         self.entries.push_back(entry);
         lsn
     }
@@ -241,6 +249,7 @@ impl Log {
     pub fn complete_next(&mut self) -> Lsn {
         self.completed = self.completed.next();
         self.in_flight_bytes -= self.get(self.completed).map_or(0, Entry::size_bytes);
+        self.count_held(self.completed);
         self.completed
     }
 
@@ -248,7 +257,58 @@ impl Log {
     pub fn replay_after(&mut self, completed: Lsn) {
         self.completed = completed;
         self.in_flight_bytes = self.iter_from(completed.next()).map(|(_, e)| e.size_bytes()).sum();
+        self.held.clear();
+        for lsn in self.first.0..=completed.0 {
+            self.count_held(Lsn(lsn));
+        }
     }
+
+    // ---- who holds what ----
+
+    /// A leg of its ledger holds the entry from now on.
+    pub fn on_held(&mut self, lsn: Lsn, leg: u8) {
+        self.change_holders(lsn, |entry| entry.have |= 1 << leg);
+    }
+
+    /// Another ledger is to hold the entry, no leg of which was asked yet.
+    pub fn give_to(&mut self, lsn: Lsn, ledger: LedgerId) {
+        self.change_holders(lsn, |entry| (entry.ledger, entry.have, entry.sent) = (ledger, 0, 0));
+    }
+
+    fn change_holders(&mut self, lsn: Lsn, change: impl FnOnce(&mut Entry)) {
+        self.count_held_no_more(lsn);
+        if let Some(entry) = self.get_mut(lsn) {
+            change(entry);
+        }
+        self.count_held(lsn);
+    }
+
+    fn count_held(&mut self, lsn: Lsn) {
+        if let Some(by) = self.holders(lsn) {
+            *self.held.entry(by).or_default() += 1;
+        }
+    }
+
+    fn count_held_no_more(&mut self, lsn: Lsn) {
+        let Some(by) = self.holders(lsn) else { return };
+        let count = self.held.get_mut(&by).expect("it was counted when it completed");
+        *count -= 1;
+        if *count == 0 {
+            self.held.remove(&by);
+        }
+    }
+
+    /// Of a completed entry.
+    fn holders(&self, lsn: Lsn) -> Option<(LedgerId, u8)> {
+        self.get(lsn).filter(|_| lsn <= self.completed).map(|entry| (entry.ledger, entry.have))
+    }
+
+    /// How many completed entries each set of a ledger's legs holds.
+    pub fn held(&self) -> impl Iterator<Item = (LedgerId, u8, u64)> {
+        self.held.iter().map(|((ledger, have), count)| (*ledger, *have, *count))
+    }
+
+    // ---- what is live ----
 
     /// Bytes of entries that are not completed.
     pub fn in_flight_bytes(&self) -> u64 {
@@ -257,7 +317,12 @@ impl Log {
 
     /// Whether no entry holds data that only the log has.
     pub fn all_destaged(&self) -> bool {
-        self.first_undestaged() == self.next_lsn()
+        self.in_flight() == 0 && self.live_blocks == 0
+    }
+
+    /// Blocks that the map takes from entries.
+    pub fn live_blocks(&self) -> u64 {
+        self.live_blocks
     }
 
     pub fn in_flight(&self) -> u64 {
@@ -304,10 +369,11 @@ impl Log {
 
     fn change(&mut self, lsn: Lsn, change: impl FnOnce(&mut Entry)) {
         let Some(entry) = self.get_mut(lsn) else { return };
-        let before = entry.waiting_blocks();
+        let before = (entry.live_blocks, entry.waiting_blocks());
         change(entry);
-        let after = entry.waiting_blocks();
-        self.waiting_blocks = self.waiting_blocks - before + after;
+        let after = (entry.live_blocks, entry.waiting_blocks());
+        self.live_blocks = self.live_blocks - before.0 + after.0;
+        self.waiting_blocks = self.waiting_blocks - before.1 + after.1;
     }
 
     /// The first completed entry with live data that nobody destages yet.
@@ -349,12 +415,26 @@ impl Log {
     pub fn trim(&mut self, upto: Lsn) {
         assert!(upto <= self.completed, "trim to {upto:?} beyond the completed {:?}", self.completed);
         while self.first <= upto {
+            self.count_held_no_more(self.first);
             let entry = self.entries.pop_front().expect("completed entries are in the window");
             self.bytes -= entry.size_bytes();
+            self.live_blocks -= entry.live_blocks;
             self.waiting_blocks -= entry.waiting_blocks();
             self.first = self.first.next();
         }
         self.trimmed = self.trimmed.max(upto);
+    }
+
+    /// Walks over the window, and asserts that what is kept says the same (tests and the simulator).
+    pub fn verify(&self) {
+        let of_all = |of: fn(&Entry) -> u64| self.entries.iter().map(of).sum::<u64>();
+        let sums = (of_all(Entry::size_bytes), of_all(|e| e.live_blocks), of_all(Entry::waiting_blocks));
+        assert_eq!((self.bytes, self.live_blocks, self.waiting_blocks), sums, "sums are what a walk finds");
+        let mut held: BTreeMap<(LedgerId, u8), u64> = BTreeMap::new();
+        for (_, entry) in self.iter_from(self.first).take_while(|(lsn, _)| *lsn <= self.completed) {
+            *held.entry((entry.ledger, entry.have)).or_default() += 1;
+        }
+        assert_eq!(self.held, held, "who holds entries is what a walk finds");
     }
 }
 
@@ -369,4 +449,71 @@ pub struct WriteOp {
     /// Why a part was not done: the guest hears of it when nothing of the write is under way any more, since what comes
     /// later would undo what it writes after the answer.
     pub failed: Option<BlockError>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::{Epoch, ObjectId, Prng};
+
+    fn ledger(n: u32) -> LedgerId {
+        LedgerId { epoch: Epoch(1), n }
+    }
+
+    fn entry(blocks: u32) -> Entry {
+        Entry {
+            header: vec![0; 32],
+            record: Record::Write { key: Key::new(ObjectId(0), holdfast_base::Lba(0)), blocks },
+            crcs: Arc::from([]),
+            payload: Buf::zeroes(blocks as usize * BLOCK_BYTES),
+            encrypted: None,
+            done: Done::Nothing,
+            ledger: ledger(1),
+            have: 0,
+            sent: 0,
+            appended_at: Instant::ZERO,
+            position: 0,
+            live_blocks: 0,
+            is_hot: false,
+            destaging: false,
+        }
+    }
+
+    #[test]
+    fn sums_are_what_a_walk_finds_whatever_happens_to_entries() {
+        let (mut log, mut prng) = (Log::default(), Prng::new(1));
+        for _ in 0..3000 {
+            let any = Lsn(log.first().0 + prng.below(log.len() as u64 + 2));
+            match prng.below(9) {
+                0 | 1 => {
+                    log.push(entry(1 + prng.below(4) as u32));
+                }
+                2 if log.in_flight() > 0 => {
+                    let lsn = log.complete_next();
+                    log.set_live(lsn, |_| prng.below(4));
+                }
+                3 if any <= log.completed => log.set_live(any, |live| live.saturating_sub(1)),
+                4 => log.set_destaging(any, prng.chance(500)),
+                5 => log.destage_again(&[any]),
+                6 => log.on_held(any, prng.below(3) as u8),
+                7 if any > log.completed => log.give_to(any, ledger(2)),
+                8 if prng.chance(100) => log.trim(log.first_undestaged().prev().min(log.completed)),
+                _ => {}
+            }
+            log.verify();
+            let live = |(_, entry): (Lsn, &Entry)| entry.live_blocks;
+            assert_eq!(log.live_blocks(), log.iter_from(Lsn::ZERO).map(live).sum::<u64>());
+            assert_eq!(log.all_destaged(), log.first_undestaged() == log.next_lsn());
+        }
+        let (completed, again) = (log.completed, log.trimmed);
+        log.replay_after(again);
+        log.verify();
+        assert!(log.held().next().is_none(), "nothing is completed");
+        while log.completed < completed {
+            log.complete_next();
+        }
+        log.verify();
+        let held: u64 = log.held().map(|(.., entries)| entries).sum();
+        assert!(held > 10 && held == completed.0 - again.0 && log.held().count() > 2);
+    }
 }

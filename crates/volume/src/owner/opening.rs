@@ -870,10 +870,7 @@ impl Controller {
         let lacking: VecDeque<Lsn> =
             self.log.iter_from(Lsn(0)).filter(|(_, e)| self.is_to_be_copied(e)).map(|(lsn, _)| lsn).collect();
         for lsn in &lacking {
-            let entry = self.log.get_mut(*lsn).expect("just listed");
-            entry.ledger = new;
-            entry.have = 0;
-            entry.sent = 0;
+            self.log.give_to(*lsn, new);
         }
         let opening = self.opening.as_mut().expect("opening");
         opening.reappended += lacking.len() as u64;
