@@ -176,9 +176,13 @@ impl Cluster {
 
     /// Lets time pass until something is so.
     pub fn until(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
-        let end = self.now() + PATIENCE;
+        self.until_within(PATIENCE, what, is_so);
+    }
+
+    pub fn until_within(&mut self, patience: Duration, what: &str, is_so: impl Fn(&Cluster) -> bool) {
+        let end = self.now() + patience;
         while !is_so(self) {
-            assert!(self.now() < end, "{what}: not within {PATIENCE:?}; {:?}", self.status());
+            assert!(self.now() < end, "{what}: not within {patience:?}; {:?}", self.status());
             self.run.step().unwrap_or_else(|why| panic!("{why}"));
         }
     }
