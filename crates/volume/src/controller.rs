@@ -281,6 +281,7 @@ impl Controller {
             && self.is_destaged()
             && self.care.is_at_rest()
             && self.peers.is_settled()
+            && !self.checkpointer.is_looking()
             && !self.lacks_copy()
             && !self.room.is_wanted()
             && !self.room.is_short()
@@ -1440,7 +1441,6 @@ impl Controller {
         self.look_for_room();
         self.governor.look(self.basis.now, self.care.repairer.is_at_work());
         self.wants.fold |= self.map.layers().any_goes();
-        self.drive_checkpointer(out, |checkpointer, around| checkpointer.look_for_old_metadata(around));
         self.room.ask(self.basis.now, &mut self.peers, out);
         self.drive_handover(out);
         self.drive_roll(out);
@@ -1449,6 +1449,7 @@ impl Controller {
         self.drive_slices(out);
         self.drive_checkpointer(out, Checkpointer::drive);
         self.drive_cleaner(out);
+        self.drive_checkpointer(out, Checkpointer::look_for_old_metadata);
         self.drive_repair(out);
         self.drive_scrub(out);
         self.drive_audit();

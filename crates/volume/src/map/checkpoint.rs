@@ -191,7 +191,9 @@ pub(crate) struct Checkpointer {
     captured: Lsn,
     /// When work that is done in slices goes on.
     slice_at: Option<Instant>,
+    /// When the last look for old metadata began, and what it comes to next.
     looked_at: Instant,
+    unseen: Option<SegmentNo>,
     journal_fill: u8,
     bytes_at_capture: u64,
     started_at: Instant,
@@ -332,26 +334,44 @@ impl Checkpointer {
     }
 
     /// What only a checkpoint ends: sealed ledgers are let go of, and metadata that was written while nodes were away,
-    /// or before the layout was changed, is written anew.
+    /// or before the layout was changed, is written anew. A look goes on as far as the turn has not done its slice.
     pub(crate) fn look_for_old_metadata(&mut self, around: &mut Around<'_>) {
-        if around.basis.now.since(self.looked_at) < NARROW_EVERY {
-            return;
+        if self.unseen.is_none() {
+            if around.basis.now.since(self.looked_at) < NARROW_EVERY {
+                return;
+            }
+            self.looked_at = around.basis.now;
+            self.unseen = Some(SegmentNo::default());
+            // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it
+            // has left.
+            let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > around.log.trimmed);
+            let holds = around.basis.root().ledgers.iter().any(is_held);
+            around.wants.checkpoint |= holds && around.log.all_destaged();
         }
-        self.looked_at = around.basis.now;
-        // A sealed ledger whose last records no checkpoint covers would be needed for ever, with whatever legs it has
-        // left.
-        let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > around.log.trimmed);
-        let holds = around.basis.root().ledgers.iter().any(is_held);
-        around.wants.checkpoint |= holds && around.log.all_destaged();
         let topology = Topology::new(around.basis, around.peers);
-        let can_spread = topology.can_spread();
-        for (_, info) in around.segments.metadata().filter(|(_, info)| info.live > 0) {
-            let is_narrow = topology.could_be_wider(&info.geometry);
-            around.wants.fold |= is_narrow && info.kind == Kind::Meta;
-            // Where they lie the checkpoint says: they are not moved.
-            let is_together = can_spread && topology.crowded(&info.geometry, &info.homes).is_some();
-            around.wants.rewrite |= (is_narrow || is_together) && info.kind == Kind::Run;
+        let (can_spread, shards_now) = (topology.can_spread(), topology.meta_shards_now());
+        let mut metadata = around.segments.metadata_from(self.unseen.unwrap_or_default());
+        let mut looked_at = 0;
+        for (_, info) in metadata.by_ref().take(around.turn.left(around.basis)) {
+            looked_at += 1;
+            let is_narrow = info.geometry.shard_count() < shards_now;
+            match info.kind {
+                Kind::Meta => around.wants.fold |= info.live > 0 && is_narrow,
+                // Where they lie the checkpoint says: they are not moved.
+                Kind::Run if info.live > 0 && !around.wants.rewrite => {
+                    let is_together = can_spread && topology.crowded(&info.geometry, &info.homes).is_some();
+                    around.wants.rewrite = is_narrow || is_together;
+                }
+                Kind::Run | Kind::Data => {}
+            }
         }
+        self.unseen = metadata.next().map(|(no, _)| no);
+        around.turn.slice("checkpoint: old metadata is looked for", looked_at);
+    }
+
+    /// Whether a look for old metadata is under way.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.unseen.is_some()
     }
 
     // ---- folding ----
@@ -643,6 +663,7 @@ pub(super) mod tests {
     use crate::segment::SegmentInfo;
     use crate::segment::tests::{info, no};
     use holdfast_base::Epoch;
+    use holdfast_format::geometry::Layout;
     use holdfast_format::sharing::Origin;
 
     /// A checkpointer with a map, on three nodes.
@@ -658,6 +679,7 @@ pub(super) mod tests {
         direct: DirectWrites,
         counters: Counters,
         written: u64,
+        last_turn: Turn,
     }
 
     impl Rig {
@@ -679,6 +701,7 @@ pub(super) mod tests {
                 direct: DirectWrites::default(),
                 counters: Counters::default(),
                 written: 0,
+                last_turn: Turn::default(),
             }
         }
 
@@ -703,6 +726,7 @@ pub(super) mod tests {
                 wishes: &mut wishes,
             };
             act(&mut self.checkpointer, &mut around);
+            self.last_turn = turn;
             self.checkpointer.verify(&self.kept.segments);
             self.kept.map.verify();
             wishes
@@ -836,6 +860,30 @@ pub(super) mod tests {
         assert_eq!(freed.len(), 3_000 + 1);
         assert!(slices > 3_000 / CONDEMNED_AT_ONCE + 3_000 / FREED_AT_ONCE, "{slices} slices");
         assert!(rig.checkpointer.is_idle() && !rig.checkpointer.is_freeing());
+    }
+
+    #[test]
+    fn old_metadata_is_looked_for_in_slices() {
+        let mut rig = Rig::new(8);
+        (0..40).for_each(|_| assert!(rig.put(Kind::Meta) < no(9, 41)));
+        let narrow = no(9, 41);
+        let geometry = Geometry::new(Layout::Mirror { copies: 1 }, 64);
+        rig.kept.segments.insert(narrow, SegmentInfo { kind: Kind::Meta, geometry, ..info(64, 1, &[leg(1, 0)]) });
+        for turn in 0..6 {
+            assert!(!rig.kept.wants.fold && rig.checkpointer.is_looking() == (turn > 0), "turn {turn}");
+            rig.with(Checkpointer::look_for_old_metadata);
+            assert_eq!(rig.last_turn.sliced, if turn < 5 { 8 } else { 1 });
+        }
+        assert!(rig.kept.wants.fold && !rig.checkpointer.is_looking());
+        // A turn that has done its slice leaves it to the next; and a look follows the other only after a while.
+        rig.with(Checkpointer::look_for_old_metadata);
+        assert_eq!(rig.last_turn.sliced, 0);
+        rig.basis.now = rig.basis.now + NARROW_EVERY;
+        rig.with(|checkpointer, around| {
+            around.turn.slice("something else", 8);
+            checkpointer.look_for_old_metadata(around);
+        });
+        assert!(rig.checkpointer.is_looking() && rig.last_turn.sliced == 8);
     }
 
     #[test]

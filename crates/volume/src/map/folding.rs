@@ -115,10 +115,12 @@ enum Next {
     Done(Gain),
 }
 
-/// The look for leaves that lie in segments of too few copies, or too damaged ones.
+/// The look for segments of too few copies, or too damaged ones, and then for leaves that lie there.
 #[derive(Debug)]
 struct Narrow {
     choice: Choice,
+    /// The next one to look at.
+    unseen: Option<SegmentNo>,
     segments: BTreeSet<SegmentNo>,
     from: LeafNo,
 }
@@ -294,16 +296,29 @@ impl Folds {
         if choice.next.is_none() {
             around.map.shadow.on_all_folded();
         }
-        let is_narrow = |no: &SegmentNo| {
-            let is_narrow = around.segments.get(*no).is_some_and(|s| around.topology().could_be_wider(&s.geometry));
-            is_narrow || around.care.repairer.is_stuck(*no)
-        };
-        let metas = around.segments.metadata().filter(|(_, info)| info.kind == Kind::Meta);
-        let segments = metas.map(|(no, _)| no).filter(is_narrow).collect();
-        Next::AtOnce(Step::Narrow(Narrow { choice, segments, from: LeafNo::default() }))
+        let (unseen, segments, from) = (Some(SegmentNo::default()), BTreeSet::new(), LeafNo::default());
+        Next::AtOnce(Step::Narrow(Narrow { choice, unseen, segments, from }))
+    }
+
+    fn look_for_narrow_segments(narrow: &mut Narrow, around: &mut Around<'_>) {
+        let shards_now = around.topology().meta_shards_now();
+        while let Some(unseen) = narrow.unseen.filter(|_| !around.has_sliced()) {
+            let mut metadata = around.segments.metadata_from(unseen);
+            for (no, info) in metadata.by_ref().take(LOOKED_AT_ONCE).filter(|(_, info)| info.kind == Kind::Meta) {
+                if info.geometry.shard_count() < shards_now || around.care.repairer.is_stuck(no) {
+                    narrow.segments.insert(no);
+                }
+            }
+            narrow.unseen = metadata.next().map(|(no, _)| no);
+            around.turn.slice("fold: segments of too few copies are looked for", LOOKED_AT_ONCE);
+        }
     }
 
     fn look_for_narrow(&mut self, fold: &mut Fold, mut narrow: Narrow, around: &mut Around<'_>) -> Next {
+        Folds::look_for_narrow_segments(&mut narrow, around);
+        if narrow.unseen.is_some() {
+            return Next::Slice(Step::Narrow(narrow));
+        }
         while !narrow.segments.is_empty() && fold.narrow.len() < NARROW_LEAVES_MAX {
             if around.has_sliced() {
                 return Next::Slice(Step::Narrow(narrow));

@@ -477,9 +477,9 @@ impl Segments {
         self.unseen.range((last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)).copied()
     }
 
-    /// What is not data.
-    pub(crate) fn metadata(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        self.metadata.iter().map(|no| (*no, &self.segments[no]))
+    /// What is not data, from there on.
+    pub(crate) fn metadata_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        self.metadata.range(from..).map(|no| (*no, &self.segments[no]))
     }
 
     pub(crate) fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {

@@ -271,9 +271,9 @@ impl<'a> Topology<'a> {
         }
     }
 
-    /// Whether metadata of this shape would have more copies if they were written now.
-    pub(crate) fn could_be_wider(self, geometry: &Geometry) -> bool {
-        self.meta_layout_now().is_some_and(|now| now.shard_count() > geometry.shard_count())
+    /// Shards that a segment of metadata would have if it were written now: what has fewer could be wider.
+    pub(crate) fn meta_shards_now(self) -> u8 {
+        self.meta_layout_now().map_or(0, Layout::shard_count)
     }
 
     /// Whether a segment of this shape is narrower than the volume's policy asks, and could be written better now.
