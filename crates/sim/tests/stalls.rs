@@ -78,6 +78,28 @@ fn dead_segments_are_condemned_in_slices() {
 }
 
 #[test]
+fn an_audit_is_done_in_slices() {
+    const SHORT: usize = 16;
+    const BLOCKS: u64 = 8192;
+    // A place that is looked at, with the runs of its leaf.
+    const PLACE: usize = 256 + 512;
+    let setup = small_segments(BLOCKS * BLOCK, SHORT).with(|plan| plan.audit_every = Duration::from_secs(1));
+    let (mut cluster, mut prng) = (setup.start(), Prng::new(4));
+    let owner = cluster.owner();
+    (0..BLOCKS).step_by(256).for_each(|block| cluster.write(block, 256));
+    for _ in 0..32 {
+        let asked: Vec<_> = (0..32).map(|_| cluster.ask(owner, What::Write(0), prng.below(BLOCKS), 1)).collect();
+        cluster.until("the writes are answered", |s| asked.iter().all(|token| s.is_answered(*token)));
+    }
+    let before = cluster.status().counters.audits;
+    cluster.until("rounds are done", |s| s.status().counters.audits >= before + 2);
+    judge_part(&mut cluster, "audit: leaves are counted", SHORT, PLACE);
+    judge_part(&mut cluster, "audit: what the overlay names is counted", SHORT, 1);
+    judge_part(&mut cluster, "audit: accounts are compared", SHORT, 1);
+    cluster.finish();
+}
+
+#[test]
 fn what_lives_in_victims_of_the_cleaner_is_looked_up_in_slices() {
     const SHORT: usize = 16;
     // An extent of a whole segment, block by block.

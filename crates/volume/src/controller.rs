@@ -25,7 +25,9 @@
 pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Target};
 use crate::basis::Basis;
-use crate::care::{Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walked, Wrong};
+use crate::care::{
+    Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walk, Walked, Wrong,
+};
 use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
 use crate::io::read_ahead::ReadAhead;
@@ -279,9 +281,9 @@ impl Controller {
             && self.state == State::Open
             && !self.is_busy()
             && self.is_destaged()
+            && !self.checkpointer.is_looking()
             && self.care.is_at_rest()
             && self.peers.is_settled()
-            && !self.checkpointer.is_looking()
             && !self.lacks_copy()
             && !self.room.is_wanted()
             && !self.room.is_short()
@@ -992,10 +994,10 @@ impl Controller {
         if self.state != State::Open {
             return self.care.audit.abandon();
         }
-        let mut looked_at = 0;
+        let guests_are_at_work = self.guests_are_at_work();
         loop {
-            let (now, is_busy) = (self.basis.now, self.guests_are_at_work());
-            match self.care.audit.walk(now, is_busy, &self.map, &mut looked_at) {
+            let (basis, map, segments, turn) = (&self.basis, &self.map, &self.segments, &mut self.turn);
+            match self.care.audit.walk(&mut Walk { basis, guests_are_at_work, map, segments, turn }) {
                 Walked::Rests => return,
                 Walked::Needs(leaves) => {
                     for no in leaves {
@@ -1447,9 +1449,9 @@ impl Controller {
         self.drive_destage(out);
         self.drive_creation(out);
         self.drive_slices(out);
+        self.drive_checkpointer(out, Checkpointer::look_for_old_metadata);
         self.drive_checkpointer(out, Checkpointer::drive);
         self.drive_cleaner(out);
-        self.drive_checkpointer(out, Checkpointer::look_for_old_metadata);
         self.drive_repair(out);
         self.drive_scrub(out);
         self.drive_audit();
@@ -1466,10 +1468,10 @@ impl Controller {
         self.governor.verify();
         self.segments.verify();
         self.map.verify();
+        self.log.verify();
         self.care.verify();
         self.writer.verify();
         self.fetcher.verify();
-        self.log.verify();
         self.loader.verify();
         self.checkpointer.verify(&self.segments);
         self.direct.verify();

@@ -1,28 +1,33 @@
-//! The audit: walks the whole map in the background, counts what it names, and compares that with the accounts that are
-//! kept write by write: the live counts of segments, and what is shadowed, as far as leaves name it and the overlay
+//! The audit: goes over the whole map in the background, counts what it names, and compares that with the accounts that
+//! are kept write by write: the live counts of segments, and what is shadowed, as far as leaves name it and the overlay
 //! hides it. By the way it counts what snapshots and clones share (see [`super::shares`]).
 //!
-//! States: resting -> walking, place by place of the volume, all layers at a time, leaves that are not in memory being
-//! loaded -> (everything was seen) comparing -> resting. A leaf that can't be read ends the round.
+//! States: resting -> leaves are counted, place by place of the volume, all layers at a time, those that are not in
+//! memory being loaded -> what the overlay names is counted, run by run -> the accounts are compared, segment by
+//! segment -> resting. A leaf that can't be read ends the round.
 //!
-//! Leaves that change behind the walk change its counts, too; what the overlay names is counted at the end, in one go.
+//! A [`Cursor`] says how far that has come. Changes behind it change the counts, too; those ahead are found when it
+//! comes there. So at any instant what was compared was right, or differs by as much as when it was compared.
 //!
-//! Invariant: accounts and counts agree. A difference is told and put right: the count is true, since it forgets
-//! nothing.
+//! Invariants: (1) accounts and counts agree. A difference is told and put right, at once: the count is true, since it
+//! forgets nothing. (2) Nothing is kept of segments that were compared ([`Audit::verify`]).
 //!
-//! Limits: one leaf is read at a time; after each, or after [`PLACES_AT_ONCE`] that are in memory, there is a pause.
-//! The end of a round goes through overlay and segment table in one go, which is not cut into slices. A round is
-//! followed by a rest of twenty times its length.
+//! Limits: one leaf is read at a time; after each, or after a slice of what is in memory, there is a pause. A place is
+//! counted in one go, with all layers that say something of it. A round is followed by a rest of twenty times its
+//! length.
 
 use super::shares::{Said, Shares, Tally};
+use crate::basis::Basis;
 use crate::map::{
-    LEAF_BLOCKS, LayerTable, Leaf, LeafNo, LeafPointer, Map, Mapped, Naming, Piece, Pins, Place, keys_of, leaf_in,
+    LEAF_BLOCKS, LayerTable, Leaf, LeafNo, LeafPointer, Map, Naming, Piece, Pins, Place, keys_of, leaf_in,
 };
 use crate::segment::fetch::FetchError;
-use crate::segment::{Kind, SegmentInfo, Segments};
+use crate::segment::{Kind, Segments};
+use crate::turn::Turn;
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,9 +44,12 @@ const REST: u32 = 20;
 const PAUSE_BUSY: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Places looked at in one go: well under a millisecond. Of many layers fewer are.
-const PLACES_AT_ONCE: usize = 16;
+/// A place costs as much as so many runs, beside those of its leaves; and as much again for so many layers.
+const RUNS_A_PLACE: usize = 256;
 const LAYERS_A_PLACE: usize = 16;
+
+/// Name under which a turn tells of the last step.
+const COMPARED: &str = "audit: accounts are compared";
 
 /// What the last whole round found of who sees what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,17 +62,49 @@ pub struct Sharing {
     pub held_by_snapshots_bytes: u64,
 }
 
+/// How far a round has come.
+#[derive(Clone, Copy, Debug)]
+enum Cursor {
+    /// Leaves before that place of the volume are counted, which is a number of leaves.
+    Leaves(u64),
+    /// All leaves are, and what the overlay names before that key.
+    Overlay(u64),
+    /// All of that is, and the accounts up to that segment were compared.
+    Accounts(Option<SegmentNo>),
+}
+
+impl Cursor {
+    fn is_behind_leaf(self, no: LeafNo) -> bool {
+        if let Cursor::Leaves(place) = self { place_of(no) < place } else { true }
+    }
+
+    /// Number of these blocks of the overlay that are behind it.
+    fn blocks_behind(self, keys: &Range<u64>) -> u64 {
+        match self {
+            Cursor::Leaves(_) => 0,
+            Cursor::Overlay(key) => key.clamp(keys.start, keys.end) - keys.start,
+            Cursor::Accounts(_) => keys.end - keys.start,
+        }
+    }
+
+    fn was_compared(self, no: SegmentNo) -> bool {
+        matches!(self, Cursor::Accounts(Some(last)) if no <= last)
+    }
+}
+
 #[derive(Debug)]
 struct Round {
     began_at: Instant,
     began_at_lsn: Lsn,
-    /// The place of the volume, in leaves, before which everything is counted.
-    place: u64,
+    cursor: Cursor,
     pending: BTreeSet<LeafNo>,
     pins: Pins,
     not_before: Instant,
-    /// Blocks of data segments, and bytes of others, that leaves counted so far name; and the leaves themselves.
+    /// Blocks of data segments, and bytes of others, that leaves and overlay name behind the cursor; and the leaves
+    /// themselves. Of segments that were compared nothing.
     named: BTreeMap<SegmentNo, i64>,
+    /// Segments whose accounts are wrong, and by how much more is named.
+    differing: Vec<(SegmentNo, i64)>,
     /// More was told to be shadowed in leaves than is.
     shadows_too_much: bool,
     tally: Tally,
@@ -79,6 +119,21 @@ pub(crate) struct Audit {
     /// What the log had come to when the last round began.
     audited: Option<Lsn>,
     sharing: Option<Arc<Sharing>>,
+}
+
+/// State that a round goes through.
+pub(crate) struct Walk<'a> {
+    pub(crate) basis: &'a Basis,
+    pub(crate) guests_are_at_work: bool,
+    pub(crate) map: &'a Map,
+    pub(crate) segments: &'a Segments,
+    pub(crate) turn: &'a mut Turn,
+}
+
+impl Walk<'_> {
+    fn left(&self) -> usize {
+        self.turn.left(self.basis)
+    }
 }
 
 /// What a walk comes to, as far as what it needs is in memory.
@@ -103,8 +158,15 @@ pub(crate) struct Wrong {
 
 impl Naming for Audit {
     fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64) {
-        if let Some(round) = self.round.as_mut().filter(|round| place_of(no) < round.place) {
-            *round.named.entry(segment).or_default() += change;
+        if let Some(round) = self.round.as_mut().filter(|round| round.cursor.is_behind_leaf(no)) {
+            round.count(segment, change);
+        }
+    }
+
+    fn on_overlay(&mut self, keys: Range<u64>, segment: SegmentNo, is_named: bool) {
+        if let Some(round) = &mut self.round {
+            let blocks = round.cursor.blocks_behind(&keys) as i64;
+            round.count(segment, if is_named { blocks } else { -blocks });
         }
     }
 }
@@ -144,11 +206,12 @@ impl Audit {
         self.round = Some(Box::new(Round {
             began_at: now,
             began_at_lsn: completed,
-            place: 0,
+            cursor: Cursor::Leaves(0),
             pending: BTreeSet::new(),
             pins: Pins::default(),
             not_before: now,
             named: BTreeMap::new(),
+            differing: Vec::new(),
             shadows_too_much: false,
             tally: Tally::new(layers),
             layer_changes: layers.changes(),
@@ -160,41 +223,46 @@ impl Audit {
         self.round = None;
     }
 
-    /// Goes on with the round that is under way. `looked_at`: how much was looked at in one go.
-    pub(crate) fn walk(&mut self, now: Instant, guests_are_at_work: bool, map: &Map, looked_at: &mut usize) -> Walked {
-        while let Some(round) = self.round.as_ref().filter(|r| r.pending.is_empty() && r.not_before <= now) {
-            if *looked_at >= PLACES_AT_ONCE {
-                self.pause(now, guests_are_at_work);
+    /// Goes on with the round that is under way, as far as a slice allows.
+    pub(crate) fn walk(&mut self, walk: &mut Walk<'_>) -> Walked {
+        let now = walk.basis.now;
+        while let Some(round) = self.round.as_mut().filter(|r| r.pending.is_empty() && r.not_before <= now) {
+            if walk.left() == 0 {
+                self.pause(now, walk.guests_are_at_work);
                 return Walked::Rests;
             }
-            let layer_count = round.tally.layer_count();
-            let Some(place) = next_place(map, layer_count, round.place) else { return Walked::All };
-            let layers = layers_at(map, layer_count, place);
-            *looked_at += 1 + (layers.len() + layer_count) / LAYERS_A_PLACE;
-            let leaves: Vec<LeafNo> = layers.iter().map(|layer| leaf_in(LeafNo(place), *layer)).collect();
-            let missing = self.missing(map, &leaves);
-            if !missing.is_empty() {
-                self.round.as_mut().expect("just seen").pending = missing.iter().copied().collect();
-                return Walked::Needs(missing);
+            match round.cursor {
+                Cursor::Leaves(from) => match next_place(walk.map, round.tally.layer_count(), from) {
+                    None => round.cursor = Cursor::Overlay(0),
+                    Some(place) => {
+                        let missing = self.count_or_ask(place, walk);
+                        if !missing.is_empty() {
+                            return Walked::Needs(missing);
+                        }
+                    }
+                },
+                Cursor::Overlay(from) => round.count_overlay(from, walk),
+                Cursor::Accounts(last) => {
+                    if !round.compare_accounts(last, walk) {
+                        return Walked::All;
+                    }
+                }
             }
-            self.count_place(map, place, &layers);
         }
         Walked::Rests
     }
 
-    fn missing(&mut self, map: &Map, leaves: &[LeafNo]) -> Vec<LeafNo> {
+    /// Counts a place, unless leaves are missing for it.
+    fn count_or_ask(&mut self, place: u64, walk: &mut Walk<'_>) -> Vec<LeafNo> {
+        let map = walk.map;
         let round = self.round.as_mut().expect("a round under way");
-        let mut missing = Vec::new();
-        for no in leaves {
-            let Some(pointer) = map.directory().get(*no).filter(|pointer| round.pins.get(*no, *pointer).is_none())
-            else {
-                continue;
-            };
-            match map.peek(*no) {
-                Some(leaf) => round.pins.hold(*no, pointer, leaf),
-                None => missing.push(*no),
-            }
-        }
+        let layers = layers_at(map, round.tally.layer_count(), place);
+        let leaves: Vec<LeafNo> = layers.iter().map(|layer| leaf_in(LeafNo(place), *layer)).collect();
+        let missing = round.missing(map, &leaves);
+        let runs = if missing.is_empty() { round.count_place(map, place, &layers) } else { 0 };
+        let weight = 1 + (layers.len() + round.tally.layer_count()) / LAYERS_A_PLACE;
+        walk.turn.slice("audit: leaves are counted", weight * RUNS_A_PLACE + runs);
+        round.pending = missing.iter().copied().collect();
         missing
     }
 
@@ -232,32 +300,6 @@ impl Audit {
         }
     }
 
-    fn count_place(&mut self, map: &Map, place: u64, layers: &BTreeSet<ObjectId>) {
-        let round = self.round.as_mut().expect("a round under way");
-        let shares = round.tally.layer_count() >= 2;
-        let mut said: BTreeMap<ObjectId, Said> = BTreeMap::new();
-        for layer in layers {
-            let no = leaf_in(LeafNo(place), *layer);
-            let pointer = map.directory().get(no);
-            let leaf = pointer.map(|pointer| round.pins.get(no, pointer).expect("none is missing"));
-            if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
-                *round.named.entry(pointer.segment).or_default() += i64::from(pointer.len_bytes);
-                for (segment, blocks) in leaf.blocks_by_segment() {
-                    *round.named.entry(segment).or_default() += blocks as i64;
-                }
-                round.shadows_too_much |= map.shadows_too_much(no, leaf);
-            }
-            if shares {
-                said.insert(*layer, said_by(map, no, leaf.map(|leaf| &**leaf)));
-            }
-        }
-        if shares {
-            round.tally.add(&said);
-        }
-        round.pins.release_all();
-        round.place = place + 1;
-    }
-
     /// Everything was seen: what the accounts say wrong. `heads` are those that stay; `every` how often there is a
     /// round.
     pub(crate) fn finish(
@@ -268,12 +310,7 @@ impl Audit {
         segments: &Segments,
         heads: impl Iterator<Item = HeadId>,
     ) -> Wrong {
-        let mut round = self.round.take().expect("a round under way");
-        for (_, len, mapped) in map.overlay().iter_from(0) {
-            if let Mapped { place: Place::Segment { segment, .. }, .. } = mapped {
-                *round.named.entry(*segment).or_default() += len as i64;
-            }
-        }
+        let round = self.round.take().expect("a round under way");
         self.audited = Some(round.began_at_lsn);
         let took = now.since(round.began_at);
         let mut rest = every.max(took * REST);
@@ -283,11 +320,12 @@ impl Audit {
             (self.audited, rest) = (None, AFTER_CHANGE.max(took));
         }
         self.due = Some(now + rest);
-        let named = |no: &SegmentNo| round.named.get(no).copied().unwrap_or(0);
-        let counted = segments.iter().filter(|(_, info)| info.kind != Kind::Run);
-        let differs = |(no, info): &(SegmentNo, &SegmentInfo)| named(no) != info.live as i64;
-        let live = counted.filter(differs).map(|(no, _)| (no, u64::try_from(named(&no)).unwrap_or(0))).collect();
-        Wrong { live, shadows_too_much: round.shadows_too_much }
+        // What has changed since they were compared has changed both.
+        let named = |(no, more)| Some((no, segments.get(no)?.live.saturating_add_signed(more)));
+        Wrong {
+            live: round.differing.into_iter().filter_map(named).collect(),
+            shadows_too_much: round.shadows_too_much,
+        }
     }
 
     fn publish(&mut self, tally: &Tally, layers: &LayerTable, heads: impl Iterator<Item = HeadId>) {
@@ -308,7 +346,97 @@ impl Audit {
         let places: BTreeSet<u64> = round.pending.iter().map(|no| place_of(*no)).collect();
         assert!(places.len() <= 1, "leaves are asked for place by place");
         // Between the two there was no leaf; one that comes meanwhile is counted when the walk goes on.
-        assert!(places.iter().all(|place| *place >= round.place), "no place is counted twice");
+        let is_ahead = |no: &LeafNo| !round.cursor.is_behind_leaf(*no);
+        assert!(round.pending.iter().all(is_ahead), "no place is counted twice");
+        let first = round.named.first_key_value().map(|(no, _)| *no);
+        assert!(first.is_none_or(|no| !round.cursor.was_compared(no)), "what was compared is counted no more");
+    }
+}
+
+impl Round {
+    fn count(&mut self, segment: SegmentNo, change: i64) {
+        if change != 0 && !self.cursor.was_compared(segment) {
+            *self.named.entry(segment).or_default() += change;
+        }
+    }
+
+    fn missing(&mut self, map: &Map, leaves: &[LeafNo]) -> Vec<LeafNo> {
+        let mut missing = Vec::new();
+        for no in leaves {
+            let Some(pointer) = map.directory().get(*no).filter(|pointer| self.pins.get(*no, *pointer).is_none())
+            else {
+                continue;
+            };
+            match map.peek(*no) {
+                Some(leaf) => self.pins.hold(*no, pointer, leaf),
+                None => missing.push(*no),
+            }
+        }
+        missing
+    }
+
+    /// Tells how many runs of leaves it went through.
+    fn count_place(&mut self, map: &Map, place: u64, layers: &BTreeSet<ObjectId>) -> usize {
+        let mut runs = 0;
+        let shares = self.tally.layer_count() >= 2;
+        let mut said: BTreeMap<ObjectId, Said> = BTreeMap::new();
+        for layer in layers {
+            let no = leaf_in(LeafNo(place), *layer);
+            let pointer = map.directory().get(no);
+            let leaf = pointer.map(|pointer| self.pins.get(no, pointer).expect("none is missing"));
+            if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
+                runs += leaf.runs.len();
+                *self.named.entry(pointer.segment).or_default() += i64::from(pointer.len_bytes);
+                for (segment, blocks) in leaf.blocks_by_segment() {
+                    *self.named.entry(segment).or_default() += blocks as i64;
+                }
+                self.shadows_too_much |= map.shadows_too_much(no, leaf);
+            }
+            if shares {
+                said.insert(*layer, said_by(map, no, leaf.map(|leaf| &**leaf)));
+            }
+        }
+        if shares {
+            self.tally.add(&said);
+        }
+        self.pins.release_all();
+        self.cursor = Cursor::Leaves(place + 1);
+        runs
+    }
+
+    fn count_overlay(&mut self, from: u64, walk: &mut Walk<'_>) {
+        let (runs_max, mut runs, mut seen) = (walk.left(), 0, from);
+        for (start, blocks, mapped) in walk.map.overlay().iter_behind(from).take(runs_max) {
+            (runs, seen) = (runs + 1, start + blocks);
+            if let Place::Segment { segment, .. } = mapped.place {
+                self.count(segment, blocks as i64);
+            }
+        }
+        walk.turn.slice("audit: what the overlay names is counted", runs.max(1));
+        self.cursor = if runs < runs_max { Cursor::Accounts(None) } else { Cursor::Overlay(seen) };
+    }
+
+    /// False when all of them were.
+    fn compare_accounts(&mut self, last: Option<SegmentNo>, walk: &mut Walk<'_>) -> bool {
+        let mut in_table = walk.segments.iter_after(last).peekable();
+        for compared in 0..walk.left() {
+            // Segments that are gone may still be named: there it is shadowed.
+            let named = self.named.first_key_value().map(|(no, _)| *no);
+            let Some(no) = named.into_iter().chain(in_table.peek().map(|(no, _)| *no)).min() else {
+                walk.turn.slice(COMPARED, compared.max(1));
+                return false;
+            };
+            let named = self.named.remove(&no).unwrap_or_default();
+            if let Some((_, info)) = in_table.next_if(|(in_table, _)| *in_table == no)
+                && info.kind != Kind::Run
+                && named != info.live as i64
+            {
+                self.differing.push((no, named - info.live as i64));
+            }
+            self.cursor = Cursor::Accounts(Some(no));
+        }
+        walk.turn.slice(COMPARED, walk.left());
+        true
     }
 }
 
@@ -321,12 +449,11 @@ fn next_place(map: &Map, layer_count: usize, from: u64) -> Option<u64> {
     let in_overlay = |layer: &ObjectId| {
         let keys = keys_of(*layer);
         let first = Key::new(*layer, Lba(from * LEAF_BLOCKS)).0;
-        // A run may begin before.
+        // A run may begin before. Zeroes, which may be as long as the volume, are looked at where they begin.
         if map.overlay().pieces(first, 1)[0].value.as_ref().is_some_and(|m| m.place != Place::Zero) {
             return Some(from);
         }
-        let mut runs = map.overlay().iter_from(first).take_while(|(start, _, _)| *start < keys.end);
-        let (start, _, _) = runs.find(|(_, _, mapped)| mapped.place != Place::Zero)?;
+        let (start, _, _) = map.overlay().iter_from(first).next().filter(|(start, _, _)| *start < keys.end)?;
         Some(place_of(LeafNo::of(Key(start))))
     };
     map.overlaid().iter().filter_map(in_overlay).chain(in_leaves).min()
@@ -358,40 +485,77 @@ mod tests {
     use super::*;
     use crate::map::tests::TestMap;
     use crate::segment::tests::no;
+    use holdfast_base::Prng;
 
     const EVERY: Duration = Duration::from_secs(60);
 
-    /// A round over all that there is.
-    fn audited(audit: &mut Audit, kept: &TestMap, now: Instant, completed: u64) -> Option<Wrong> {
-        audit.drive(now, EVERY, Lsn(completed), kept.map.layers());
-        let (mut looked_at, heads) = (0, [HeadId::VOLUME].into_iter());
-        let walked = audit.walk(now, false, &kept.map, &mut looked_at);
+    fn basis(slice_runs_max: usize) -> Basis {
+        let mut basis = crate::basis::tests::basis("mirror:2");
+        basis.config.slice_runs_max = slice_runs_max;
+        basis
+    }
+
+    /// What follows for the round under way in one turn; and what it comes to, if it ends.
+    fn turn(kept: &mut TestMap, basis: &Basis) -> (Turn, Option<Wrong>) {
+        let mut turn = Turn::default();
+        let TestMap { map, segments, audit, .. } = kept;
+        let walked = audit.walk(&mut Walk { basis, guests_are_at_work: false, map, segments, turn: &mut turn });
         audit.verify();
-        matches!(walked, Walked::All).then(|| audit.finish(now, EVERY, &kept.map, &kept.segments, heads))
+        let heads = [HeadId::VOLUME].into_iter();
+        let is_all = matches!(walked, Walked::All);
+        (turn, is_all.then(|| audit.finish(basis.now, EVERY, map, segments, heads)))
+    }
+
+    /// A round over all that there is.
+    fn audited(kept: &mut TestMap, now: Instant, completed: u64) -> Option<Wrong> {
+        let mut basis = basis(1 << 20);
+        basis.now = now;
+        kept.audit.drive(now, EVERY, Lsn(completed), kept.map.layers());
+        turn(kept, &basis).1
+    }
+
+    /// A round in slices, with what comes between them.
+    fn audited_in_slices(kept: &mut TestMap, slice: usize, mut between: impl FnMut(&mut TestMap)) -> (usize, Wrong) {
+        let mut basis = basis(slice);
+        basis.now = Instant::ZERO + AFTER_CHANGE;
+        kept.audit = Audit::default();
+        kept.audit.on_layers_changed(Instant::ZERO);
+        kept.audit.drive(basis.now, EVERY, Lsn(1), kept.map.layers());
+        for slices in 1..100_000 {
+            let (turn, found) = turn(kept, &basis);
+            let beyond = if turn.of == "audit: leaves are counted" { RUNS_A_PLACE + LEAF_BLOCKS as usize } else { 1 };
+            assert!(turn.sliced < slice + beyond, "{} of {slice} in a turn: {}", turn.sliced, turn.of);
+            if let Some(wrong) = found {
+                return (slices, wrong);
+            }
+            between(kept);
+            basis.now = kept.audit.deadline().expect("nothing is missing, and it goes on by itself");
+        }
+        panic!("it does not end")
     }
 
     #[test]
     fn accounts_that_are_wrong_are_found_and_rounds_wait_for_something_new() {
-        let (mut audit, mut kept) = (Audit::default(), TestMap::new());
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         let first = Instant::ZERO + AFTER_FAILURE;
-        assert_eq!(audited(&mut audit, &kept, Instant::ZERO, 1), None, "the first round comes after a while");
-        assert_eq!(audited(&mut audit, &kept, first, 1), Some(Wrong::default()));
+        assert_eq!(audited(&mut kept, Instant::ZERO, 1), None, "the first round comes after a while");
+        assert_eq!(audited(&mut kept, first, 1), Some(Wrong::default()));
         kept.segments.add_live(no(1, 1), 3);
-        assert_eq!(audited(&mut audit, &kept, first + EVERY, 1), None, "nothing was written since");
-        let wrong = audited(&mut audit, &kept, first + EVERY, 2);
+        assert_eq!(audited(&mut kept, first + EVERY, 1), None, "nothing was written since");
+        let wrong = audited(&mut kept, first + EVERY, 2);
         assert_eq!(wrong, Some(Wrong { live: vec![(no(1, 1), 8)], shadows_too_much: false }));
     }
 
     #[test]
     fn a_leaf_that_comes_before_the_one_that_is_waited_for_is_counted_once() {
-        let (mut audit, mut kept, now) = (Audit::default(), TestMap::new(), Instant::ZERO + AFTER_FAILURE);
+        let (mut kept, now) = (TestMap::new(), Instant::ZERO + AFTER_FAILURE);
         kept.write(0, 2 * LEAF_BLOCKS, 8, 1);
         kept.fold(1);
         let far = kept.evict(LeafNo(2));
-        assert_eq!(audited(&mut audit, &kept, Instant::ZERO, 1), None, "the first round comes after a while");
-        assert_eq!(audited(&mut audit, &kept, now, 1), None, "a leaf is waited for, after a place without any");
-        assert!(audit.round.as_ref().is_some_and(|round| round.pending.contains(&LeafNo(2))));
+        assert_eq!(audited(&mut kept, Instant::ZERO, 1), None, "the first round comes after a while");
+        assert_eq!(audited(&mut kept, now, 1), None, "a leaf is waited for, after a place without any");
+        assert!(kept.audit.round.as_ref().is_some_and(|round| round.pending.contains(&LeafNo(2))));
         kept.write(0, LEAF_BLOCKS, 4, 2);
         kept.fold(2);
         let near = kept.evict(LeafNo(1));
@@ -399,15 +563,15 @@ mod tests {
         // The far one is let go with what is counted before it, and asked for again.
         for (no, leaf) in [(LeafNo(2), &far), (LeafNo(1), &near), (LeafNo(2), &far)] {
             assert_eq!(found, None, "the round ends when all leaves were there");
-            audit.on_leaf(now, false, kept.map.directory().get(no), no, Ok(Arc::clone(leaf)));
-            found = audited(&mut audit, &kept, now, 1);
+            kept.audit.on_leaf(now, false, kept.map.directory().get(no), no, Ok(Arc::clone(leaf)));
+            found = audited(&mut kept, now, 1);
         }
         assert_eq!(found, Some(Wrong::default()));
     }
 
     #[test]
     fn what_snapshots_share_is_counted_soon_after_they_are_taken() {
-        let (mut audit, mut kept) = (Audit::default(), TestMap::new());
+        let mut kept = TestMap::new();
         kept.write(0, 0, 8, 1);
         let snapshot = crate::map::Snapshot {
             name: "monday".to_string(),
@@ -417,11 +581,62 @@ mod tests {
         };
         kept.map.layers_mut().freeze(ObjectId(0), ObjectId(1), snapshot, true);
         kept.write(1, 0, 2, 2);
-        audit.on_layers_changed(Instant::ZERO);
-        assert_eq!(audited(&mut audit, &kept, Instant::ZERO + AFTER_CHANGE, 1), Some(Wrong::default()));
-        let sharing = audit.sharing().expect("it was counted");
+        kept.audit.on_layers_changed(Instant::ZERO);
+        assert_eq!(audited(&mut kept, Instant::ZERO + AFTER_CHANGE, 1), Some(Wrong::default()));
+        let sharing = kept.audit.sharing().expect("it was counted");
         let blocks = |shares: Shares| (shares.referenced_bytes >> 12, shares.exclusive_bytes >> 12);
         assert_eq!(sharing.snapshots.get(&ObjectId(0)).copied().map(blocks), Some((8, 2)));
         assert_eq!(sharing.heads.get(&HeadId::VOLUME).copied().map(blocks), Some((8, 2)));
+    }
+
+    /// A map of leaves and runs over them, with dead segments here and there.
+    fn with_leaves_and_runs() -> TestMap {
+        let mut kept = TestMap::new();
+        for at in 0..40 {
+            kept.write(0, at * 50, 30, 1 + at % 7);
+        }
+        kept.fold(1);
+        for at in 0..60 {
+            kept.write(0, at * 33, 5, 1 + at % 11);
+        }
+        kept
+    }
+
+    #[test]
+    fn what_changes_while_a_round_is_under_way_is_counted_once() {
+        for slice in [1, 7, 64, 1 << 20] {
+            let (mut kept, mut prng, mut folds) = (with_leaves_and_runs(), Prng::new(slice as u64), 1);
+            for _ in 0..40 {
+                let (slices, wrong) = audited_in_slices(&mut kept, slice, |kept| {
+                    let (at, blocks) = (prng.below(4 * LEAF_BLOCKS), 1 + prng.below(90));
+                    match prng.below(20) {
+                        0 => {
+                            folds += 1;
+                            kept.fold(folds);
+                        }
+                        1..4 => kept.say(0, at, 3 * blocks, Place::Zero),
+                        _ => kept.write(0, at, blocks, 1 + prng.below(20)),
+                    }
+                });
+                assert_eq!(wrong, Wrong::default(), "in {slices} slices of {slice}");
+                assert_eq!(slices > 20, slice == 1, "{slices} slices of {slice}");
+            }
+        }
+    }
+
+    #[test]
+    fn accounts_that_are_wrong_are_found_however_they_change_meanwhile() {
+        for (segment, wrong_by) in [(1, 3), (11, 1)] {
+            let mut kept = with_leaves_and_runs();
+            kept.segments.add_live(no(1, segment), wrong_by);
+            let mut at = 0;
+            let (slices, wrong) = audited_in_slices(&mut kept, 1, |kept| {
+                at += 7;
+                kept.write(0, at % (4 * LEAF_BLOCKS), 9, segment);
+            });
+            let counted = kept.live(segment) - wrong_by;
+            assert_eq!(wrong.live, [(no(1, segment), counted)], "in {slices} slices");
+            assert!(slices > 60 + 11);
+        }
     }
 }

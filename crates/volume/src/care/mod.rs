@@ -12,7 +12,7 @@ mod scrub;
 mod shares;
 
 pub use audit::Sharing;
-pub(crate) use audit::{Audit, Walked, Wrong};
+pub(crate) use audit::{Audit, Walk, Walked, Wrong};
 pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, Looked, Read, VICTIMS_MAX};
 pub(crate) use inventory::ledger_inventory;
 pub(crate) use moves::Mover;

@@ -18,14 +18,15 @@ impl Map {
     pub(crate) fn map_to(&mut self, start: u64, blocks: u64, mapped: Mapped, accounts: &mut Accounts<'_>) {
         if let Place::Segment { segment, .. } = &mapped.place {
             accounts.segments.add_live(*segment, blocks);
+            accounts.audit.on_overlay(start..start + blocks, *segment, true);
         }
         self.overlaid.insert(Key(start).object());
         self.forget_flat(start, blocks);
         self.hide(start, blocks, accounts);
         let mut replaced = Vec::new();
-        self.overlay.insert(start, blocks, mapped, |_, len, old| replaced.push((len, old.place)));
-        for (len, old) in replaced {
-            accounts.unmap(len, &old);
+        self.overlay.insert(start, blocks, mapped, |at, len, old| replaced.push((at, len, old.place)));
+        for (at, len, old) in replaced {
+            accounts.unmap(at, len, &old);
         }
     }
 
@@ -70,13 +71,16 @@ impl Map {
 
 impl Accounts<'_> {
     /// A run of the overlay named this place and does so no more.
-    pub(super) fn unmap(&mut self, blocks: u64, place: &Place) {
+    pub(super) fn unmap(&mut self, start: u64, blocks: u64, place: &Place) {
         match place {
             Place::Log { lsn, .. } => {
                 // In replay, the entry may be behind the trim point.
                 self.log.set_live(*lsn, |live| live.saturating_sub(blocks));
             }
-            Place::Segment { segment, .. } => self.segments.sub_live(*segment, blocks),
+            Place::Segment { segment, .. } => {
+                self.segments.sub_live(*segment, blocks);
+                self.audit.on_overlay(start..start + blocks, *segment, false);
+            }
             Place::Zero => {}
         }
     }

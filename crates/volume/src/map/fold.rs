@@ -279,7 +279,7 @@ impl Map {
             let Some(mapped) = piece.value else { continue };
             if mapped.stamp <= merged.captured && !matches!(mapped.place, Place::Log { .. }) {
                 self.overlay.remove(piece.start, piece.len, |_, _, _| {});
-                accounts.unmap(piece.len, &mapped.place);
+                accounts.unmap(piece.start, piece.len, &mapped.place);
             }
         }
         if let Some(new) = &merged.new {
@@ -295,9 +295,9 @@ impl Map {
         self.forget_shadowed(gone, accounts.segments);
         accounts.change_named(gone, leaf, None);
         let mut replaced = Vec::new();
-        self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |_, len, old| replaced.push((len, old.place)));
-        for (len, place) in replaced {
-            accounts.unmap(len, &place);
+        self.overlay.remove(gone.first_key(), LEAF_BLOCKS, |at, len, old| replaced.push((at, len, old.place)));
+        for (at, len, place) in replaced {
+            accounts.unmap(at, len, &place);
         }
     }
 }

@@ -250,8 +250,8 @@ impl Map {
             }
             *runs += 1;
             let mut removed = Vec::new();
-            self.overlay.remove(start, len, |_, len, old| removed.push((len, old.place)));
-            removed.into_iter().for_each(|(len, place)| accounts.unmap(len, &place));
+            self.overlay.remove(start, len, |at, len, old| removed.push((at, len, old.place)));
+            removed.into_iter().for_each(|(at, len, place)| accounts.unmap(at, len, &place));
         }
     }
 

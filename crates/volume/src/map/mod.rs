@@ -52,11 +52,15 @@ use holdfast_format::record::SegmentNo;
 use leaf::LeafCache;
 use shadow::Shadow;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-/// Hears how much more or less leaves name.
+/// Hears how much more or less the map names.
 pub(crate) trait Naming {
     /// A leaf names so many more blocks (or is so many bytes itself), or fewer.
     fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64);
+
+    /// The overlay names blocks of a segment there from now on, or no more.
+    fn on_overlay(&mut self, keys: Range<u64>, segment: SegmentNo, is_named: bool);
 }
 
 /// The accounts of what the map names, and who hears of changes.
@@ -183,12 +187,9 @@ impl Map {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::care::Audit;
     use crate::segment::tests::{info, no};
     use holdfast_base::{HeadId, Lsn};
-
-    impl Naming for () {
-        fn on_named(&mut self, _: LeafNo, _: SegmentNo, _: i64) {}
-    }
 
     /// A map with accounts of its own.
     pub(crate) struct TestMap {
@@ -196,18 +197,19 @@ pub(crate) mod tests {
         pub(crate) segments: Segments,
         pub(crate) log: Log,
         pub(crate) wants: Wants,
+        pub(crate) audit: Audit,
         stamp: u64,
     }
 
     impl TestMap {
         pub(crate) fn new() -> TestMap {
             let (segments, log, wants) = (Segments::default(), Log::default(), Wants::default());
-            TestMap { map: Map::new(1 << 20), segments, log, wants, stamp: 0 }
+            TestMap { map: Map::new(1 << 20), segments, log, wants, audit: Audit::default(), stamp: 0 }
         }
 
         pub(crate) fn with<T>(&mut self, change: impl FnOnce(&mut Map, &mut Accounts<'_>) -> T) -> T {
-            let TestMap { map, segments, log, wants, .. } = self;
-            let mut accounts = Accounts { segments, log, wants, audit: &mut (), mutations: Mutations::default() };
+            let TestMap { map, segments, log, wants, audit, .. } = self;
+            let mut accounts = Accounts { segments, log, wants, audit, mutations: Mutations::default() };
             let result = change(map, &mut accounts);
             self.segments.verify();
             self.map.verify();

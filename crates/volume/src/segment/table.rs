@@ -482,6 +482,12 @@ impl Segments {
         self.metadata.range(from..).map(|no| (*no, &self.segments[no]))
     }
 
+    /// All of them behind that one.
+    pub(crate) fn iter_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.segments.range((from, Bound::Unbounded)).map(|(no, info)| (*no, info))
+    }
+
     pub(crate) fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.range(from..).map(|(no, info)| (*no, info))
     }
