@@ -137,3 +137,17 @@ fn a_checkpoint_of_many_runs_is_captured_in_slices() {
     judge(&mut cluster);
     cluster.finish();
 }
+
+#[test]
+fn an_owner_that_crashed_is_followed_by_an_opening_in_slices() {
+    let setup = setup().with(|plan| plan.fold_runs = 1_000_000);
+    let (mut cluster, mut prng) = (setup.start(), Prng::new(4));
+    write_at_random(&mut cluster, &mut prng, 8192);
+    cluster.crash_host(0);
+    cluster.take_over_on(1);
+    judge_part(&mut cluster, "opening: the map is read", SLICE, PART);
+    judge_part(&mut cluster, "opening: the log is put together", SLICE, LEAF);
+    judge_part(&mut cluster, "opening: what is in the log is counted", SLICE, LEAF);
+    cluster.read(0, 1024);
+    cluster.finish();
+}

@@ -41,7 +41,7 @@ use crate::map::{
 use crate::owner::copies::RootCopies;
 use crate::owner::handover::Handover;
 use crate::owner::opening::Opening;
-use crate::owner::preload::{Preload, Preloaded};
+use crate::owner::recovery::Preloaded;
 use crate::owner::resize::Resizer;
 use crate::owner::root::RootWriter;
 use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
@@ -129,7 +129,6 @@ pub struct Controller {
     pub(crate) changes: Changes,
     pub(crate) quiesce: Option<Quiesce>,
     pub(crate) handover: Handover,
-    pub(crate) preload: Option<Preload>,
     pub(crate) preloaded: Option<Preloaded>,
     pub(crate) checkpointer: Checkpointer,
     pub(crate) care: Care,
@@ -183,7 +182,6 @@ impl Controller {
             changes: Changes::default(),
             quiesce: None,
             handover: Handover::None,
-            preload: None,
             preloaded: None,
             checkpointer: Checkpointer::default(),
             care: Care::default(),
@@ -466,10 +464,15 @@ impl Controller {
         if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
             self.find_live(out);
         }
+        self.drive_sharing_slice();
     }
 
     fn slice_deadline(&self) -> Option<Instant> {
-        earliest(self.checkpointer.slice_deadline(), self.care.cleaner.slice_deadline())
+        if self.state == State::Opening {
+            return self.opening.as_ref().and_then(|opening| opening.slice_deadline());
+        }
+        let care = earliest(self.checkpointer.slice_deadline(), self.care.cleaner.slice_deadline());
+        earliest(care, self.shared.slice_deadline())
     }
 
     /// Loads leaves for `waiter`, who is told of each when it is there.
@@ -821,7 +824,8 @@ impl Controller {
     }
 
     fn drive_cleaner(&mut self, out: Out) {
-        if self.state != State::Open || !self.care.cleaner.is_idle() || self.checkpointer.is_folding() {
+        let may_begin = self.care.cleaner.is_idle() && !self.checkpointer.is_folding() && !self.shared.is_marking();
+        if self.state != State::Open || !may_begin {
             return;
         }
         let movable_bytes = movable_payload_bytes(self.topology());

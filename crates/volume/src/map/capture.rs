@@ -141,8 +141,9 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::LeafPointer;
+    use crate::map::loading::RunLeft;
     use crate::map::tests::TestMap;
-    use crate::map::{LeafPointer, RunLeft};
     use crate::segment::tests::no;
 
     fn begin(kept: &mut TestMap, since: Option<Lsn>, folded: BTreeSet<LeafNo>) -> Capture {
@@ -159,7 +160,7 @@ mod tests {
             for part in packed.parts() {
                 let mut left = RunLeft::begin(part).expect("it can be read");
                 let is_done = into.map.load_some(&mut left, usize::MAX, &mut into.segments, &into.log);
-                assert!(is_done.expect("it can be read"), "there are not so many");
+                assert!(is_done.expect("it can be read").is_done, "there are not so many");
             }
         }
     }

@@ -1,16 +1,23 @@
-//! What a checkpoint says goes into the map: its runs are taken in one after the other, older ones first.
+//! What a checkpoint says goes into the map: its runs are taken in one after the other, older ones first, in slices.
+//!
+//! Limits: a slice goes to the end of what it is at, which is a part at most ([`super::run`]): one is put together and
+//! summed at once.
 
 use super::Map;
 use super::apply::log_place;
-use super::layers::LayerTable;
+use super::layers::{LayerTable, keys_of};
 use super::leaf::{Crcs, LEAF_BLOCKS, LeafNo, LeafPointer, Mapped, Overlay, Place, Stored};
 use super::leafload::block_runs;
-use super::run::{Element, Head, PartReader, SavedPlace, SavedRun, Unreadable};
+use super::run::{BYTES_A_RUN, Element, Head, PartReader, SavedPlace, SavedRun, Unreadable};
 use crate::log::window::Log;
 use crate::segment::Segments;
 use crate::segment::fetch::{Recipient, Wanted};
-use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, buf, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, ObjectId, buf, crc32c};
 use holdfast_format::record::MetaPointer;
+use std::collections::VecDeque;
+
+/// Runs of the overlay that cost as much, to be passed by, as one costs to be changed.
+const PASSED_A_RUN: usize = 8;
 
 /// A run of a checkpoint that is being fetched.
 #[derive(Debug)]
@@ -59,8 +66,25 @@ impl RunLoads {
         at < self.runs.len()
     }
 
-    pub(crate) fn take(&mut self) -> Vec<RunLoad> {
-        std::mem::take(&mut self.runs)
+    /// All are there, and go into the map.
+    pub(crate) fn take(&mut self) -> RunsLeft {
+        RunsLeft { left: std::mem::take(&mut self.runs).into(), ..RunsLeft::default() }
+    }
+}
+
+/// Runs that are being taken in.
+#[derive(Debug, Default)]
+pub(crate) struct RunsLeft {
+    left: VecDeque<RunLoad>,
+    run: Option<Box<RunLeft>>,
+    begun: Vec<MetaPointer>,
+}
+
+impl RunsLeft {
+    /// All of them, once they are in the map.
+    pub(crate) fn into_pointers(self) -> Vec<MetaPointer> {
+        assert!(self.run.is_none() && self.left.is_empty(), "some are not in the map yet");
+        self.begun
     }
 }
 
@@ -69,6 +93,8 @@ impl RunLoads {
 pub(crate) struct RunLeft {
     /// Absent once it is in the map.
     head: Option<Head>,
+    /// Layers that are not there any more, and that the overlay may say something of.
+    gone: Vec<ObjectId>,
     folded_at: Lsn,
     left: PartReader,
 }
@@ -76,17 +102,17 @@ pub(crate) struct RunLeft {
 impl RunLeft {
     pub(super) fn begin(bytes: Buf) -> Result<RunLeft, Unreadable> {
         let (left, head) = PartReader::begin(bytes)?;
-        Ok(RunLeft { folded_at: head.folded_at, head: Some(head), left })
+        Ok(RunLeft { folded_at: head.folded_at, head: Some(head), gone: Vec::new(), left })
     }
 }
 
 impl RunLoad {
-    pub(crate) fn is_in_map(&self) -> bool {
+    fn is_in_map(&self) -> bool {
         self.parts.is_empty()
     }
 
     /// What it says, once it is all there.
-    pub(crate) fn read(&self) -> Result<RunLeft, Unreadable> {
+    fn read(&self) -> Result<RunLeft, Unreadable> {
         let parts: Vec<Buf> = self.parts.iter().map(|p| p.clone().expect("all parts are there")).collect();
         let bytes = buf::concat(&parts).slice(0..self.pointer.len_bytes as usize);
         if crc32c(&bytes) != self.pointer.crc {
@@ -96,22 +122,70 @@ impl RunLoad {
     }
 }
 
-impl Map {
-    /// All that a run says goes into the map.
-    pub(crate) fn load_run(&mut self, run: &RunLoad, segments: &mut Segments, log: &Log) -> Result<(), Unreadable> {
-        let is_done = self.load_some(&mut run.read()?, usize::MAX, segments, log)?;
-        assert!(is_done, "there are not so many");
-        Ok(())
-    }
+/// How far a slice has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sliced {
+    /// What was done, in runs of the overlay.
+    pub(crate) work: usize,
+    pub(crate) is_done: bool,
+}
 
-    /// At most so many leaves, segments and pieces; true when that was all.
-    pub(crate) fn load_some(
+/// A run of the overlay that is in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LogRun {
+    pub(crate) start: u64,
+    pub(crate) blocks: u64,
+    pub(crate) lsn: Lsn,
+    stamp: Lsn,
+}
+
+/// What of a stretch of the overlay is in the log.
+#[derive(Debug)]
+pub(crate) struct LogRuns {
+    pub(crate) found: Vec<LogRun>,
+    /// How much that was to find, in runs.
+    pub(crate) work: usize,
+    /// Where the next stretch begins, if there is one.
+    pub(crate) next: Option<u64>,
+}
+
+impl Map {
+    /// What runs say goes into the map, as much as so much work allows.
+    pub(crate) fn load_runs(
         &mut self,
-        run: &mut RunLeft,
-        count: usize,
+        runs: &mut RunsLeft,
+        work_max: usize,
         segments: &mut Segments,
         log: &Log,
-    ) -> Result<bool, Unreadable> {
+    ) -> Result<Sliced, Unreadable> {
+        let mut work = 0;
+        while work < work_max {
+            if let Some(run) = &mut runs.run {
+                let Sliced { work: more, is_done } = self.load_some(run, work_max - work, segments, log)?;
+                work += more;
+                if is_done {
+                    runs.run = None;
+                }
+                continue;
+            }
+            let Some(next) = runs.left.pop_front() else { return Ok(Sliced { work, is_done: true }) };
+            if !next.is_in_map() {
+                runs.run = Some(Box::new(next.read()?));
+                work += next.pointer.len_bytes as usize / BYTES_A_RUN;
+            }
+            runs.begun.push(next.pointer);
+        }
+        Ok(Sliced { work, is_done: false })
+    }
+
+    /// What one run says, as much as so much work allows.
+    pub(super) fn load_some(
+        &mut self,
+        run: &mut RunLeft,
+        work_max: usize,
+        segments: &mut Segments,
+        log: &Log,
+    ) -> Result<Sliced, Unreadable> {
         if let Some(head) = run.head.take() {
             if head.full {
                 self.forget_all();
@@ -120,29 +194,59 @@ impl Map {
             if let Some(layers) = head.layers {
                 self.layers = layers;
                 self.layers.refresh();
-                self.forget_runs_of_gone_layers();
+                run.gone = self.take_gone_layers();
             }
         }
-        for _ in 0..count {
-            match run.left.next()? {
-                None => return Ok(true),
+        let mut work = self.forget_layers(&mut run.gone, work_max);
+        while work < work_max {
+            let before = run.left.bytes_left();
+            work += match run.left.next()? {
+                None => return Ok(Sliced { work, is_done: true }),
                 Some(Element::Leaf(no, pointer)) => self.load_pointer(no, pointer, run.folded_at),
-                Some(Element::Segment(no, Some(info))) => segments.insert(no, info),
+                Some(Element::Segment(no, Some(info))) => {
+                    segments.insert(no, info);
+                    1
+                }
                 Some(Element::Segment(no, None)) => {
                     segments.remove(no);
+                    1
                 }
-                Some(Element::Run(piece)) => self.load_piece(piece, log),
-            }
+                Some(Element::Run(piece)) => {
+                    self.load_piece(piece, log);
+                    1
+                }
+            };
+            work += (before - run.left.bytes_left()) / BYTES_A_RUN;
         }
-        Ok(false)
+        Ok(Sliced { work, is_done: false })
     }
 
-    fn load_pointer(&mut self, no: LeafNo, pointer: Option<LeafPointer>, folded_at: Lsn) {
+    /// Takes out what the overlay says of layers that are not in the table any more, run by run. Tells how many.
+    fn forget_layers(&mut self, gone: &mut Vec<ObjectId>, runs_max: usize) -> usize {
+        let mut runs = 0;
+        while runs < runs_max
+            && let Some(layer) = gone.last()
+        {
+            let keys = keys_of(*layer);
+            let first = self.overlay.iter_from(keys.start).next().map(|(start, _, _)| start);
+            let Some(start) = first.filter(|start| *start < keys.end) else {
+                self.overlaid.remove(layer);
+                gone.pop();
+                continue;
+            };
+            let len = self.overlay.len_of_runs(start, keys.end - start, runs_max - runs);
+            self.overlay.remove(start, len, |_, _, _| runs += 1);
+        }
+        runs
+    }
+
+    /// Tells how much that was, in runs.
+    fn load_pointer(&mut self, no: LeafNo, pointer: Option<LeafPointer>, folded_at: Lsn) -> usize {
         match pointer {
             Some(pointer) => self.directory.insert(no, pointer),
             None => self.directory.remove(no),
         };
-        self.forget_under(no, folded_at);
+        1 + self.forget_under(no, folded_at)
     }
 
     fn load_piece(&mut self, piece: SavedRun, log: &Log) {
@@ -161,12 +265,15 @@ impl Map {
 
     /// What older runs said under a leaf folded later. What was still in the log then is said anew by the run that
     /// names the leaf.
-    fn forget_under(&mut self, no: LeafNo, captured: Lsn) {
+    fn forget_under(&mut self, no: LeafNo, captured: Lsn) -> usize {
+        let mut runs = 0;
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS) {
+            runs += usize::from(piece.value.is_some());
             if piece.value.is_some_and(|m| m.stamp <= captured) {
                 self.overlay.remove(piece.start, piece.len, |_, _, _| {});
             }
         }
+        runs
     }
 
     /// As before anything was loaded.
@@ -178,19 +285,27 @@ impl Map {
         self.nothing_is_counted();
     }
 
-    /// Of what was read before the log was there.
-    pub(crate) fn put_log_in(&mut self, log: &Log) {
-        let in_log: Vec<(u64, u64, Lsn, Lsn)> = self
-            .overlay
-            .iter_from(0)
-            .filter_map(|(start, len, mapped)| match mapped.place {
-                Place::Log { lsn, .. } if log.get(lsn).is_some() => Some((start, len, lsn, mapped.stamp)),
-                _ => None,
-            })
-            .collect();
-        for (start, len, lsn, stamp) in in_log {
-            let place = log_place(log, lsn, start, len);
-            self.overlay.insert(start, len, Mapped { place, stamp }, |_, _, _| {});
+    /// What is in the log of a stretch that begins there, and takes so much work to go through.
+    pub(crate) fn log_runs(&self, from: u64, work_max: usize) -> LogRuns {
+        let (mut found, mut passed) = (Vec::new(), 0);
+        for (start, blocks, Mapped { place, stamp }) in self.overlay.iter_from(from) {
+            let work = found.len() + passed / PASSED_A_RUN;
+            if work >= work_max {
+                return LogRuns { found, work, next: Some(start) };
+            }
+            passed += 1;
+            if let Place::Log { lsn, .. } = place {
+                found.push(LogRun { start, blocks, lsn: *lsn, stamp: *stamp });
+            }
+        }
+        LogRuns { work: found.len() + passed.div_ceil(PASSED_A_RUN), found, next: None }
+    }
+
+    /// One that was read before the log was there.
+    pub(crate) fn put_log_in(&mut self, run: LogRun, log: &Log) {
+        if log.get(run.lsn).is_some() {
+            let place = log_place(log, run.lsn, run.start, run.blocks);
+            self.overlay.insert(run.start, run.blocks, Mapped { place, stamp: run.stamp }, |_, _, _| {});
         }
     }
 }

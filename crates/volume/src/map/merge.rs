@@ -267,17 +267,12 @@ impl Map {
         count
     }
 
-    /// While loading: a layer that is not in the table any more was finished since the runs were written.
-    pub(super) fn forget_runs_of_gone_layers(&mut self) {
+    /// While loading: layers that are not in the table any more were finished since the runs were written. What the
+    /// overlay says of them is yet to go.
+    pub(super) fn take_gone_layers(&mut self) -> Vec<ObjectId> {
         self.find_overlaid();
-        for layer in std::mem::take(&mut self.overlaid) {
-            if self.layers.has(layer) {
-                self.overlaid.insert(layer);
-            } else {
-                let keys = keys_of(layer);
-                self.overlay.remove(keys.start, keys.end - keys.start, |_, _, _| {});
-            }
-        }
+        let layers = &self.layers;
+        self.overlaid.iter().copied().filter(|layer| !layers.has(*layer)).collect()
     }
 }
 

@@ -37,9 +37,8 @@ pub use layers::{CloneInfo, Snapshot};
 pub(crate) use layers::{LayerTable, keys_of, leaf_in};
 pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Overlay, Place};
 pub(crate) use leafload::{Brought, LeafLoader, LeafWaiter, Pins};
-pub(crate) use loading::{RunLeft, RunLoad, RunLoads};
+pub(crate) use loading::{LogRun, RunLoads, RunsLeft, Sliced};
 pub(crate) use rangemap::Piece;
-pub(crate) use run::Unreadable;
 
 use crate::api::Mutations;
 use crate::log::window::Log;

@@ -24,10 +24,10 @@ use std::collections::VecDeque;
 const PART_BYTES_MAX: usize = 512 << 10;
 
 /// Bytes that cost as much, to be copied and summed, as a run of the overlay costs to be looked at and encoded.
-const BYTES_A_RUN: usize = 256;
+pub(crate) const BYTES_A_RUN: usize = 256;
 
 /// Checksums that cost as much.
-const CRCS_A_RUN: usize = 32;
+pub(crate) const CRCS_A_RUN: usize = 32;
 
 #[derive(Debug, Deserialize)]
 pub(crate) enum SavedPlace {
@@ -329,6 +329,10 @@ impl PartReader {
             head.layers = Some(own.ok_or(Unreadable)?);
         }
         Ok((reader, head))
+    }
+
+    pub(super) fn bytes_left(&self) -> usize {
+        self.bytes.len() - self.at
     }
 
     fn take<'a, T: Deserialize<'a>>(&'a mut self) -> Result<T, Unreadable> {

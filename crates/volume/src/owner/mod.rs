@@ -4,6 +4,6 @@
 pub(crate) mod copies;
 pub(crate) mod handover;
 pub(crate) mod opening;
-pub(crate) mod preload;
+pub(crate) mod recovery;
 pub(crate) mod resize;
 pub(crate) mod root;

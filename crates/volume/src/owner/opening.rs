@@ -9,7 +9,7 @@
 //! Claiming     swap: epoch + 1, our nonce. From here on the old owner is deposed at the root
 //! Gathering    fence every leg; delete there what earlier openings left behind without getting to their swap; read what
 //!              sound legs hold after the trim point; decide where the log ends
-//! Loading runs the newest checkpoint's, then replay of what follows it
+//! Recovering   the log, the newest checkpoint's runs, and replay of what follows it, in slices: see [`super::recovery`]
 //! Creating     the new ledger, durably on all its legs; what earlier openings left goes from those that were not fenced
 //! Reappending  what lacks copies, under its original LSNs; wait out the old owner's read grants
 //! Serving      swap: old ledger sealed at the end, new one open. Only then is anything answered
@@ -19,16 +19,14 @@
 
 use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
-use crate::log::window::{Done, Entry, Log};
-use crate::map::{Place, RunLoads};
+use crate::log::window::Entry;
+use crate::map::RunLoads;
+use crate::owner::recovery::Recovery;
 use crate::owner::root::Change;
 use crate::peers::{Call, Purpose};
 use crate::segment::encrypt::opened_entry;
-use crate::segment::fetch::FetchError;
-use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockError, Buf, Instant, LedgerId, Lsn, NodeId, VolumeId};
-use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
-use holdfast_format::record::{Checkpoint, MetaPointer, Record};
+use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
@@ -49,6 +47,10 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 /// Log bytes asked of a leg at a time.
 const READ_BYTES: u32 = 4 << 20;
 
+/// Entries, and bytes of them, that are on their way to the new ledger at a time: as much as one turn may send.
+const REAPPENDS_MAX: usize = 256;
+const REAPPEND_BYTES_MAX: u64 = 1 << 20;
+
 /// Why opening waits where the store was set back.
 const OLDER: &str = "the metadata are older than what nodes know of the volume: have the newest back (`holdfast meta recover --replace`)";
 
@@ -58,25 +60,26 @@ const NO_ROOM: &str = "a journal has no room for a copy of the volume's log";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Loading,
-    /// See [`crate::owner::preload`].
+    /// See [`crate::owner::recovery`].
     Preloading,
     Applying,
     Preloaded,
     Reaching,
     Claiming,
     Gathering,
-    LoadingRuns,
+    Recovering,
     Creating,
     Reappending,
     Serving,
 }
 
+/// An entry that legs hold.
 #[derive(Debug)]
-struct Found {
-    entry: LogEntry,
-    payload: Buf,
+pub(crate) struct Found {
+    pub(super) entry: LogEntry,
+    pub(super) payload: Buf,
     /// Which legs of which ledger hold it.
-    holders: BTreeMap<LedgerId, u8>,
+    pub(super) holders: BTreeMap<LedgerId, u8>,
 }
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
@@ -107,10 +110,17 @@ pub(crate) struct Opening {
     reads: BTreeMap<(LedgerId, Leg), ReadState>,
     found: BTreeMap<Lsn, Found>,
     damaged: BTreeSet<(LedgerId, Leg, Lsn)>,
-    end: Lsn,
+    pub(super) end: Lsn,
     pub(crate) runs: RunLoads,
+    pub(super) recovery: Recovery,
+    /// When that goes on.
+    pub(super) slice_at: Option<Instant>,
+    /// Some of the map was read before it began.
+    pub(super) was_preloaded: bool,
     new: Option<LedgerRef>,
     created: u8,
+    /// From there on entries are yet to be looked at, whether they are to be appended anew.
+    choosing: Option<Lsn>,
     reappending: VecDeque<Lsn>,
     reappended: u64,
     /// A leg has refused a copy, or a ledger: until then none is sent.
@@ -126,6 +136,11 @@ impl Opening {
     /// The ledger that is to be the new one.
     pub(crate) fn new_ledger(&self) -> Option<LedgerId> {
         self.new.as_ref().map(|new| new.id)
+    }
+
+    /// When the next slice is due.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.slice_at.filter(|_| !self.outbid)
     }
 }
 
@@ -157,8 +172,12 @@ impl Controller {
             damaged: BTreeSet::new(),
             end: Lsn::ZERO,
             runs: RunLoads::default(),
+            recovery: Recovery::default(),
+            slice_at: None,
+            was_preloaded: false,
             new: None,
             created: 0,
+            choosing: None,
             reappending: VecDeque::new(),
             reappended: 0,
             reappend_at: Instant::ZERO,
@@ -173,6 +192,7 @@ impl Controller {
         if let Some(opening) = &mut self.opening {
             opening.step = step;
             opening.since = self.basis.now;
+            opening.slice_at = None;
         }
     }
 
@@ -209,8 +229,8 @@ impl Controller {
             Step::Loading | Step::Claiming | Step::Serving => self.drive_root(out),
             Step::Reaching => self.reach(out),
             Step::Gathering => self.gather(out),
-            Step::Preloading | Step::Preloaded | Step::LoadingRuns => {}
-            Step::Applying => self.apply_preload(out),
+            Step::Preloading | Step::Preloaded => {}
+            Step::Applying | Step::Recovering => self.recover(out),
             Step::Creating => self.create_first_ledger(out),
             Step::Reappending => self.reappend(out),
         }
@@ -369,9 +389,10 @@ impl Controller {
         }
         match self.find_end() {
             Ok(end) => {
-                self.opening.as_mut().expect("opening").end = end;
-                self.rebuild_log();
-                self.load_checkpoint(out);
+                let opening = self.opening.as_mut().expect("opening");
+                opening.end = end;
+                let found = std::mem::take(&mut opening.found);
+                self.begin_recovery(found, out);
             }
             Err(why) => self.opening_waits(why, out),
         }
@@ -467,7 +488,7 @@ impl Controller {
     }
 
     /// Everything up to here is needed no more, by what root and legs say.
-    fn trim_floor(&self) -> Lsn {
+    pub(super) fn trim_floor(&self) -> Lsn {
         let opening = self.opening.as_ref().expect("opening");
         let states = opening.fenced.values().flatten().map(|s| s.trimmed).max();
         states.unwrap_or(Lsn::ZERO).max(self.root().trimmed)
@@ -598,21 +619,15 @@ impl Controller {
         let sealed = ledgers.iter().filter_map(|l| l.sealed).max().unwrap_or(Lsn::ZERO);
         let floor = self.trim_floor();
         let must_reach = acked.max(sealed).max(floor);
-        let mut end = floor;
-        loop {
-            let next = end.next();
-            if opening.found.contains_key(&next) {
-                end = next;
-                continue;
-            }
-            if next <= must_reach {
-                return Err("acknowledged log entries are only on nodes that are out of reach");
-            }
-            return if self.proved_unacknowledged(next) {
-                Ok(end)
-            } else {
-                Err("too few sound nodes answer to tell where the log ends")
-            };
+        let follows = |end: Lsn, lsn: &Lsn| if *lsn == end.next() { Ok(*lsn) } else { Err(end) };
+        let found = opening.found.range(floor.next()..).map(|(lsn, _)| lsn);
+        let (Ok(end) | Err(end)) = found.into_iter().try_fold(floor, follows);
+        if end < must_reach {
+            return Err("acknowledged log entries are only on nodes that are out of reach");
+        }
+        match self.proved_unacknowledged(end.next()) {
+            true => Ok(end),
+            false => Err("too few sound nodes answer to tell where the log ends"),
         }
     }
 
@@ -634,169 +649,9 @@ impl Controller {
         open.rule.proves_unacknowledged(&open.legs, lacking)
     }
 
-    // ---- log, checkpoint, replay ----
-
-    fn rebuild_log(&mut self) {
-        let floor = self.trim_floor();
-        let opening = self.opening.as_mut().expect("opening");
-        let end = opening.end;
-        let found = std::mem::take(&mut opening.found);
-        let ledgers = self.root().ledgers.clone();
-        self.log = Log::starting_after(floor);
-        let rule = self.topology().rule_now();
-        for (lsn, found) in found {
-            if lsn <= floor || lsn > end {
-                continue;
-            }
-            let root = self.root();
-            let record = Record::decode_in(root.key_width(), &found.entry.header);
-            let record = record.expect("a record whose checksums hold can be read");
-            let is_said = record.feature().is_none_or(|feature| root.features.has(feature));
-            assert!(is_said, "entry {lsn} is of a feature that the volume does not use");
-            let (ledger, have) = best_holder(&ledgers, &found.holders, rule);
-            let pushed = self.log.push(Entry {
-                header: found.entry.header,
-                record,
-                crcs: found.entry.crcs.into(),
-                payload: found.payload,
-                encrypted: None,
-                done: Done::Nothing,
-                ledger,
-                have,
-                sent: 0,
-                appended_at: self.basis.now,
-                position: 0,
-                live_blocks: 0,
-                is_hot: false,
-                destaging: false,
-            });
-            assert_eq!(pushed, lsn, "recovered LSNs are consecutive");
-        }
-    }
-
-    fn newest_checkpoint(&self) -> Checkpoint {
-        let mut newest = self.root().checkpoint.clone();
-        for (_, entry) in self.log.iter_from(Lsn(0)) {
-            if let Record::Checkpoint(checkpoint) = &entry.record
-                && checkpoint.lsn >= newest.lsn
-            {
-                newest = checkpoint.clone();
-            }
-        }
-        newest
-    }
-
-    fn load_checkpoint(&mut self, out: Out) {
-        self.step(Step::LoadingRuns);
-        let checkpoint = self.newest_checkpoint();
-        assert!(checkpoint.lsn >= self.log.trimmed, "the log is not trimmed beyond its checkpoint");
-        self.checkpointer.resume(checkpoint.clone());
-        let loaded = self.use_preloaded(&checkpoint.runs);
-        if loaded > 0 {
-            self.map.put_log_in(&self.log);
-        }
-        self.fetch_runs(checkpoint.runs, loaded, out);
-    }
-
-    /// Of these runs the map has the first `loaded` ones. [`Controller::on_runs`] when all are there.
-    pub(crate) fn fetch_runs(&mut self, pointers: Vec<MetaPointer>, loaded: usize, out: Out) {
-        let (runs, wanted) = RunLoads::begin(pointers, loaded);
-        self.opening.as_mut().expect("opening").runs = runs;
-        if wanted.is_empty() {
-            return self.on_runs(out);
-        }
-        for wanted in wanted {
-            self.fetch(wanted, out);
-        }
-    }
-
-    pub(crate) fn on_run_part(&mut self, at: usize, part: u32, result: Result<Buf, FetchError>, out: Out) {
-        let Some(opening) = self.opening.as_mut().filter(|opening| opening.runs.awaits(at)) else { return };
-        let Ok(bytes) = result else {
-            if self.is_preloading() {
-                return self.on_preloaded(None, out);
-            }
-            return self.opening_waits(
-                "the volume's checkpoint can't be read: more of its copies are bad than tolerated",
-                out,
-            );
-        };
-        if opening.runs.on_part(at, part, bytes) {
-            self.on_runs(out);
-        }
-    }
-
-    fn on_runs(&mut self, out: Out) {
-        match self.is_preloading() {
-            true => self.apply_preload(out),
-            false => self.replay(out),
-        }
-    }
-
-    /// Loads the checkpoint's runs, then applies every entry after it, by the same code as in live operation.
-    fn replay(&mut self, out: Out) {
-        let runs = self.opening.as_mut().expect("opening").runs.take();
-        for run in runs.iter().filter(|run| !run.is_in_map()) {
-            if self.map.load_run(run, &mut self.segments, &self.log).is_err() {
-                return self.opening_waits("the volume's checkpoint can't be read: its checksum is wrong", out);
-            }
-        }
-        self.drive_checkpointer(out, |checkpointer, around| checkpointer.on_runs_loaded(around));
-        for run in &runs {
-            let info = SegmentInfo {
-                kind: Kind::Run,
-                geometry: run.pointer.geometry,
-                homes: run.pointer.homes.clone(),
-                live: 1,
-                shadowed: 0,
-                kept: false,
-                born: 0,
-                middle: 0,
-            };
-            self.segments.insert(run.pointer.segment, info);
-        }
-        self.count_live_entries();
-        self.segments.take_dirty();
-        self.wants.checkpoint = false;
-        let end = self.opening.as_ref().expect("opening").end;
-        let from = self.checkpointer.durable().lsn.max(self.log.trimmed);
-        self.log.replay_after(from);
-        while self.log.completed < end {
-            let lsn = self.log.complete_next();
-            self.apply(lsn);
-        }
-        if self.map.run_count() > 0 {
-            self.map.set_unfolded();
-        }
-        self.assert_no_dangling_log_places();
-        self.mark_kept();
-        self.step(Step::Creating);
-        self.create_first_ledger(out);
-    }
-
-    fn count_live_entries(&mut self) {
-        let live: Vec<(Lsn, u64)> = self
-            .map
-            .overlay()
-            .iter_from(0)
-            .filter_map(|(_, len, m)| if let Place::Log { lsn, .. } = m.place { Some((lsn, len)) } else { None })
-            .collect();
-        for (lsn, blocks) in live {
-            self.log.set_live(lsn, |live| live + blocks);
-        }
-    }
-
-    fn assert_no_dangling_log_places(&self) {
-        for (start, _, mapped) in self.map.overlay().iter_from(0) {
-            if let Place::Log { lsn, .. } = mapped.place {
-                assert!(self.log.get(lsn).is_some(), "block {start} is in log entry {lsn:?}, which was trimmed");
-            }
-        }
-    }
-
     // ---- the new ledger ----
 
-    fn create_first_ledger(&mut self, out: Out) {
+    pub(super) fn create_first_ledger(&mut self, out: Out) {
         let opening = self.opening.as_ref().expect("opening");
         if opening.new.is_some() || self.basis.now < opening.reappend_at {
             return;
@@ -847,8 +702,9 @@ impl Controller {
         opening.created |= 1 << leg;
         if u32::from(opening.created) == (1_u32 << new.legs.len()) - 1 && opening.step == Step::Creating {
             self.open_ledger(&new);
-            self.choose_reappends();
             self.step(Step::Reappending);
+            let opening = self.opening.as_mut().expect("opening");
+            (opening.choosing, opening.reappending) = (Some(self.log.first()), VecDeque::new());
             self.on_legs_changed(out);
             self.reappend(out);
         }
@@ -864,17 +720,29 @@ impl Controller {
     }
 
     /// Entries that fewer answering legs hold than their rule asks are appended anew, and those that were appended to a
-    /// ledger that was given up since.
-    fn choose_reappends(&mut self) {
+    /// ledger that was given up since. They are looked for in slices: true when all are known.
+    fn choose_reappends(&mut self) -> bool {
+        let (now, left) = (self.basis.now, self.turn.left(&self.basis));
+        let opening = self.opening.as_mut().expect("opening");
+        let Some(from) = opening.choosing else { return true };
+        if opening.slice_at.is_some_and(|at| at > now) {
+            return false;
+        }
         let new = self.log.open.as_ref().expect("just created").id;
-        let lacking: VecDeque<Lsn> =
-            self.log.iter_from(Lsn(0)).filter(|(_, e)| self.is_to_be_copied(e)).map(|(lsn, _)| lsn).collect();
+        let next = Lsn(from.0.saturating_add(left as u64)).min(self.log.next_lsn());
+        let some = self.log.iter_from(from).take_while(|(lsn, _)| *lsn < next);
+        let lacking: Vec<Lsn> = some.filter(|(_, e)| self.is_to_be_copied(e)).map(|(lsn, _)| lsn).collect();
+        self.turn.slice("opening: what lacks copies is looked for", (next.0 - from.0) as usize);
         for lsn in &lacking {
             self.log.give_to(*lsn, new);
         }
+        let (is_done, at) = (next == self.log.next_lsn(), self.basis.next_slice_at());
         let opening = self.opening.as_mut().expect("opening");
         opening.reappended += lacking.len() as u64;
-        opening.reappending = lacking;
+        opening.reappending.extend(lacking);
+        opening.choosing = (!is_done).then_some(next);
+        opening.slice_at = (!is_done).then_some(at);
+        is_done
     }
 
     fn is_to_be_copied(&self, entry: &Entry) -> bool {
@@ -890,6 +758,9 @@ impl Controller {
             return self.create_first_ledger(out);
         }
         let (rule, legs, preferred) = (open.rule, open.legs.clone(), open.preferred);
+        if !self.choose_reappends() {
+            return;
+        }
         let mut unsent = Vec::new();
         let opening = self.opening.as_mut().expect("opening");
         while let Some(lsn) = opening.reappending.front() {
@@ -901,10 +772,15 @@ impl Controller {
             self.log.get_mut(lsn).expect("in the window").encrypted = None;
         }
         let may_send = self.basis.now >= opening.reappend_at;
-        for lsn in opening.reappending.iter().filter(|_| may_send) {
+        let mut bytes = 0;
+        for lsn in opening.reappending.iter().take(REAPPENDS_MAX).filter(|_| may_send) {
             let entry = self.log.get(*lsn).expect("in the window");
             if entry.sent & preferred != preferred {
                 unsent.push(*lsn);
+            }
+            bytes += entry.size_bytes();
+            if bytes >= REAPPEND_BYTES_MAX {
+                break;
             }
         }
         let done = opening.reappending.is_empty() && self.basis.now >= opening.grants_until;
@@ -1034,19 +910,4 @@ fn is_newer(held: &HeldVolume, root: &Root) -> bool {
             .any(|l| l.ledger.epoch == open.id.epoch && l.ledger > open.id && l.last.max(l.trimmed) > Lsn::ZERO)
     };
     known > root.epoch || root.open_ledger().is_some_and(later)
-}
-
-/// The ledger to account an entry to: one whose rule its holders meet, and the rule of now (an older ledger may be of a
-/// time when nodes were away: what is accounted to that is copied again at each opening), else one whose rule they
-/// meet, else the newest.
-fn best_holder(ledgers: &[LedgerRef], holders: &BTreeMap<LedgerId, u8>, now: AckRule) -> (LedgerId, u8) {
-    let mask_of = |ledger: &LedgerRef| holders.get(&ledger.id).copied().unwrap_or(0);
-    let meets = |ledger: &&LedgerRef, rule: AckRule| rule.is_ack_set(&ledger.legs, mask_of(ledger));
-    let mut met = ledgers.iter().filter(|ledger| meets(ledger, ledger.rule));
-    let first = met.clone().next();
-    if let Some(ledger) = met.find(|ledger| meets(ledger, now)).or(first) {
-        return (ledger.id, mask_of(ledger));
-    }
-    let (id, mask) = holders.last_key_value().expect("a found entry has a holder");
-    (*id, *mask)
 }

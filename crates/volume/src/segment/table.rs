@@ -89,6 +89,7 @@ impl SegmentInfo {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) segments: u64,
+    pub(crate) kept: u64,
     pub(crate) shards: u64,
     pub(crate) space: SpaceUse,
     pub(crate) data_segments: u64,
@@ -99,8 +100,9 @@ pub(crate) struct Totals {
 
 impl Totals {
     fn of(info: &SegmentInfo) -> Totals {
-        let (segments, shards, space) = (1, info.homes.len() as u64, info.space());
-        let nothing = Totals { segments, shards, space, ..Totals::default() };
+        let (segments, kept) = (1, u64::from(info.kept));
+        let (shards, space) = (info.homes.len() as u64, info.space());
+        let nothing = Totals { segments, kept, shards, space, ..Totals::default() };
         match info.kind {
             Kind::Data => Totals {
                 data_segments: 1,
@@ -117,6 +119,7 @@ impl Totals {
         let (to, of) = (&mut self.space, &by.space);
         for (to, of) in [
             (&mut self.segments, by.segments),
+            (&mut self.kept, by.kept),
             (&mut self.shards, by.shards),
             (&mut self.data_segments, by.data_segments),
             (&mut self.capacity_blocks, by.capacity_blocks),
@@ -441,7 +444,7 @@ impl Segments {
     }
 
     pub(crate) fn any_kept(&self) -> bool {
-        self.segments.values().any(|info| info.kept)
+        self.all.totals.kept > 0
     }
 
     fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
@@ -486,6 +489,11 @@ impl Segments {
     pub(crate) fn iter_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         self.segments.range((from, Bound::Unbounded)).map(|(no, info)| (*no, info))
+    }
+
+    /// All behind that one.
+    pub(crate) fn numbers_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = SegmentNo> {
+        self.segments.range((last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)).map(|(no, _)| *no)
     }
 
     pub(crate) fn iter_from(&self, from: SegmentNo) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {

@@ -70,6 +70,11 @@ const CREATION_MAX: Duration = Duration::from_secs(10);
 /// Segments that the map of a new volume may take: beyond, there are too many jobs for one controller.
 const PARTS_MAX: usize = 512;
 
+/// Segments that are marked as kept without asking whether the turn has done its slice; and so many of them cost as
+/// much as a run of the map.
+const MARKED_AT_ONCE: usize = 32;
+const MARKED_A_RUN: usize = 4;
+
 /// Dependents of one volume.
 const DEPENDENTS_MAX: usize = 1024;
 
@@ -89,6 +94,17 @@ pub(crate) struct SharedSegments {
     released: u64,
     look_at: Instant,
     looked_for_away_at: Instant,
+    marking: Option<Marking>,
+    /// When work that is done in slices goes on.
+    slice_at: Option<Instant>,
+}
+
+/// A walk over the segment table that marks what is kept.
+#[derive(Debug)]
+struct Marking {
+    /// Up to there all are marked.
+    last: Option<SegmentNo>,
+    is_more_kept: bool,
 }
 
 #[derive(Debug)]
@@ -137,6 +153,16 @@ impl SharedSegments {
         self.creation.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
 
+    /// When the next slice is due.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.slice_at
+    }
+
+    /// Whether it is not known of all segments yet which are kept.
+    pub(crate) fn is_marking(&self) -> bool {
+        self.marking.is_some()
+    }
+
     /// Whether a dependent may name the segment.
     pub(crate) fn is_named(&self, basis: &Basis, no: SegmentNo) -> bool {
         if basis.config.mutations.forgets_dependents() {
@@ -156,22 +182,47 @@ impl SharedSegments {
 impl Controller {
     // ---- the origin ----
 
-    /// Which segments are kept for others, or others', after either has changed.
+    /// Marks which segments are kept for others, or others', after either has changed. That goes in slices, and begins
+    /// anew with each change. Nobody relies on it to keep them: whoever frees asks [`SharedSegments::is_named`].
     pub(crate) fn mark_kept(&mut self) {
+        let is_more_kept = self.shared.marking.take().is_some_and(|marking| marking.is_more_kept);
         if self.root().origins.is_empty() && self.root().dependents.is_empty() && !self.segments.any_kept() {
             return;
         }
-        let all: Vec<SegmentNo> = self.segments.iter().map(|(no, _)| no).collect();
-        let mut is_more_kept = false;
-        for no in all {
-            let is_kept = self.basis.is_foreign(no) || self.shared.is_named(&self.basis, no);
-            is_more_kept |= self.segments.set_kept(no, is_kept) && is_kept;
+        self.shared.marking = Some(Marking { last: None, is_more_kept });
+        self.mark_some();
+    }
+
+    /// The next slice of that; true when all are marked.
+    pub(crate) fn mark_some(&mut self) -> bool {
+        let Some(Marking { mut last, mut is_more_kept }) = self.shared.marking.take() else { return true };
+        while self.turn.left(&self.basis) > 0 {
+            let some: Vec<SegmentNo> = self.segments.numbers_after(last).take(MARKED_AT_ONCE).collect();
+            self.turn.slice("sharing: what is kept is marked", some.len().div_ceil(MARKED_A_RUN));
+            for no in &some {
+                let is_kept = self.basis.is_foreign(*no) || self.shared.is_named(&self.basis, *no);
+                is_more_kept |= self.segments.set_kept(*no, is_kept) && is_kept;
+            }
+            last = some.last().copied();
+            if last.is_none() {
+                if is_more_kept {
+                    self.care.cleaner.on_kept();
+                }
+                // What is kept no more may be freed by the next checkpoint.
+                self.wants.free_dead();
+                return true;
+            }
         }
-        if is_more_kept {
-            self.care.cleaner.on_kept();
+        self.shared.marking = Some(Marking { last, is_more_kept });
+        self.shared.slice_at = Some(self.basis.next_slice_at());
+        false
+    }
+
+    /// The next slice of all of this, if it is due.
+    pub(crate) fn drive_sharing_slice(&mut self) {
+        if self.shared.slice_at.take_if(|at| *at <= self.basis.now).is_some() {
+            self.mark_some();
         }
-        // What is kept no more may be freed by the next checkpoint.
-        self.wants.free_dead();
     }
 
     /// A dependent says what it names, or that it is gone.

@@ -323,6 +323,8 @@ pub struct World {
     pub queue: VecDeque<Event>,
     /// The most that has waited in it.
     pub queue_max: usize,
+    /// By whose work it was: turns, and the most of maintenance that was done in one.
+    pub turns: BTreeMap<&'static str, (usize, usize)>,
     /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
     pub slow: Option<Prng>,
     later: BTreeMap<(Instant, u64), Event>,
@@ -355,6 +357,7 @@ impl World {
             out: Effects::new(),
             queue: VecDeque::new(),
             queue_max: 0,
+            turns: BTreeMap::new(),
             slow: None,
             later: BTreeMap::new(),
         };
@@ -442,6 +445,11 @@ impl World {
     pub fn drain(&mut self) {
         while let Some(event) = self.queue.pop_front() {
             self.controller.handle(self.now, event, &mut self.out);
+            let turn = self.controller.last_turn();
+            if turn.sliced > 0 {
+                let (turns, longest) = self.turns.entry(turn.of).or_default();
+                (*turns, *longest) = (*turns + 1, turn.sliced.max(*longest));
+            }
             for effect in self.out.take() {
                 self.carry_out(effect);
             }

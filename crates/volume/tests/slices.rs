@@ -1,0 +1,131 @@
+//! What goes through a whole map, table or log does so in slices: openings, against ideal nodes. Folds and checkpoints
+//! have their tests in the simulator.
+
+mod support;
+
+use holdfast_base::BLOCK_BYTES;
+use holdfast_format::geometry::Layout;
+use holdfast_volume::{Event, PreloadState, State};
+use std::time::Duration;
+use support::*;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const SLICE: usize = 64;
+
+/// The end of what a slice is at: a part of a checkpoint, which is a quarter of a segment, is put together at once.
+const BEYOND: usize = (128 << 10) / 4 / 256 + 64;
+
+/// One with many runs in its checkpoints' overlay, and many entries in its log.
+fn world(slice: usize) -> World {
+    let mut world = World::new(1, 3, Layout::Mirror { copies: 2 }, 64 << 20);
+    let mut bounds = config(0, 0);
+    (bounds.slice_runs_max, bounds.fold_runs_min) = (slice, 1_000_000);
+    (bounds.map_cache_bytes_max, bounds.writeback_bytes_max) = (64 << 20, 4 << 20);
+    world.config = Some(bounds);
+    world.open();
+    for block in 0..1500 {
+        world.write_all(block * 2 * BLOCK, BLOCK);
+    }
+    world.span(Duration::from_secs(4));
+    for block in 0..300 {
+        world.write_all(block * 6 * BLOCK, 2 * BLOCK);
+    }
+    world.turns.clear();
+    world
+}
+
+fn judge(world: &World, of: &str) {
+    let (turns, longest) = world.turns.get(of).copied().unwrap_or_default();
+    assert!(turns > 1, "{of}: {turns} turns; {:?}", world.turns);
+    assert!(longest < SLICE + BEYOND, "{of}: a turn of {longest}");
+}
+
+fn seen(world: &mut World) -> Vec<u8> {
+    world.read(0, 3000 * BLOCK)
+}
+
+#[test]
+fn an_opening_goes_in_slices_and_says_what_one_in_one_turn_says() {
+    let mut whole = world(1 << 20);
+    whole.open();
+    assert!(whole.turns.values().all(|(turns, _)| *turns < 10), "{:?}", whole.turns);
+    let mut sliced = world(SLICE);
+    let from = sliced.now;
+    sliced.open();
+    for of in [
+        "opening: the log is put together",
+        "opening: the map is read",
+        "opening: what is in the log is counted",
+        "opening: the log is replayed",
+        "opening: what lacks copies is looked for",
+    ] {
+        judge(&sliced, of);
+    }
+    let took = sliced.now.since(from);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(sliced.turns.values().all(|(_, longest)| *longest < SLICE + BEYOND), "{:?}", sliced.turns);
+    assert_eq!(seen(&mut sliced), seen(&mut whole));
+}
+
+#[test]
+fn what_was_read_beforehand_gets_its_log_in_slices() {
+    let mut world = world(SLICE);
+    // Of what was written last not all leaves the log, and a checkpoint that the root names says so.
+    world.config.as_mut().expect("it has its own").destage_age_max = Duration::from_secs(3600);
+    world.open();
+    for block in 0..20 {
+        world.write_all(block * 6 * BLOCK, 2 * BLOCK);
+    }
+    let before = seen(&mut world);
+    world.span(Duration::from_secs(4));
+    world.open();
+    world.turns.clear();
+    world.preload(100_000);
+    let preloaded = world.preloaded.as_ref().expect("another host has read it");
+    assert_eq!(preloaded.preload_state(), Some(PreloadState::Done));
+    judge(&world, "opening: the map is read");
+    world.open();
+    judge(&world, "opening: what is in the log is counted");
+    assert_eq!(seen(&mut world), before);
+    // What is counted is what leaves the log.
+    world.write_all(2500 * BLOCK, BLOCK);
+    world.span(Duration::from_secs(4));
+    world.open();
+    assert_eq!(seen(&mut world), before);
+}
+
+/// Steps until it has begun to do that.
+fn reach(world: &mut World, of: &str) {
+    world.begin_open();
+    world.run_until(|w| w.turns.get(of).is_some_and(|(turns, _)| *turns >= 2));
+    assert_eq!(world.controller.state(), State::Opening);
+}
+
+#[test]
+fn an_opening_that_ends_between_two_slices_leaves_all_to_the_next() {
+    let mut world = world(SLICE);
+    let before = seen(&mut world);
+    for of in ["opening: the log is put together", "opening: the map is read", "opening: the log is replayed"] {
+        world.turns.clear();
+        reach(&mut world, of);
+        world.push(Event::Close);
+        assert_eq!((world.controller.state(), world.controller.next_deadline()), (State::Closed, None), "{of}");
+        world.turns.clear();
+        // So does one that crashes.
+        reach(&mut world, of);
+    }
+    world.open();
+    assert_eq!(seen(&mut world), before);
+}
+
+#[test]
+fn nodes_that_go_and_come_between_two_slices_change_nothing_of_what_is_recovered() {
+    let mut world = world(SLICE);
+    let before = seen(&mut world);
+    world.turns.clear();
+    reach(&mut world, "opening: the log is replayed");
+    world.node_down(0);
+    world.run_until(|w| w.controller.state() == State::Open);
+    world.node_up(0);
+    assert_eq!(seen(&mut world), before);
+}
