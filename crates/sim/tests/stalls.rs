@@ -151,3 +151,26 @@ fn an_owner_that_crashed_is_followed_by_an_opening_in_slices() {
     cluster.read(0, 1024);
     cluster.finish();
 }
+
+#[test]
+fn a_separate_clone_is_made_in_slices_while_guests_write() {
+    let setup = setup().with(|plan| {
+        (plan.fold_runs, plan.separate_max) = (1_000_000, 0);
+        // Each turn goes through a small part.
+        plan.slice_runs = SLICE / 4;
+    });
+    let (mut cluster, mut prng) = (setup.start(), Prng::new(5));
+    write_at_random(&mut cluster, &mut prng, 4096);
+    let name = cluster.snapshot();
+    write_at_random(&mut cluster, &mut prng, 512);
+    let clone = cluster.begin_separate(&name);
+    write_at_random(&mut cluster, &mut prng, 1024);
+    cluster.until_made(clone);
+    judge_part(&mut cluster, "sharing: a clone's map is encoded", SLICE / 4, PART);
+    judge_part(&mut cluster, "sharing: what a clone needs is looked for in the log", SLICE / 4, LEAF);
+    judge_part(&mut cluster, "sharing: what is kept is marked", SLICE / 4, AT_ONCE);
+    cluster.drop_snapshot(&name);
+    write_at_random(&mut cluster, &mut prng, 512);
+    cluster.read_member(clone);
+    cluster.finish();
+}

@@ -464,7 +464,7 @@ impl Controller {
         if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
             self.find_live(out);
         }
-        self.drive_sharing_slice();
+        self.drive_sharing_slice(out);
     }
 
     fn slice_deadline(&self) -> Option<Instant> {

@@ -272,7 +272,9 @@ impl Checkpointer {
 
     /// Begins a checkpoint, if one is wanted.
     pub(crate) fn drive(&mut self, around: &mut Around<'_>) {
-        if !self.is_idle() || !around.can_write() || !self.is_wanted(around) {
+        // A walk for another volume keeps the directory, and it is one walk at a time.
+        let is_free = self.is_idle() && !around.shared.is_composing();
+        if !is_free || !around.can_write() || !self.is_wanted(around) {
             return;
         }
         self.started_at = around.basis.now;

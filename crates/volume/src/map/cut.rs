@@ -68,6 +68,11 @@ impl<V: Sliceable> Cuttable<V> {
         self.cut = Some(Cut { at: 0, kept: RangeMap::default() });
     }
 
+    /// The walk is given up.
+    pub fn end_cut(&mut self) {
+        self.cut = None;
+    }
+
     fn keep(&mut self, start: u64, len: u64) {
         let Some(cut) = &mut self.cut else { return };
         let (from, end) = (start.max(cut.at), start + len);

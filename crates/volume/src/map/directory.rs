@@ -40,10 +40,6 @@ impl Directory {
         *self = Directory::default();
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (LeafNo, LeafPointer)> {
-        self.pointers.iter().map(|(no, pointer)| (*no, *pointer))
-    }
-
     /// Leaves from there on.
     pub(crate) fn iter_from(&self, from: LeafNo) -> impl Iterator<Item = (LeafNo, LeafPointer)> {
         self.pointers.range(from..).map(|(no, pointer)| (*no, *pointer))

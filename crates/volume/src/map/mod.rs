@@ -32,6 +32,7 @@ mod resolve;
 pub(crate) mod run;
 mod shadow;
 
+pub(crate) use capture::{Capture, Shown};
 pub(crate) use checkpoint::Checkpointer;
 pub use layers::{CloneInfo, Snapshot};
 pub(crate) use layers::{LayerTable, keys_of, leaf_in};

@@ -722,7 +722,7 @@ impl Controller {
     /// Entries that fewer answering legs hold than their rule asks are appended anew, and those that were appended to a
     /// ledger that was given up since. They are looked for in slices: true when all are known.
     fn choose_reappends(&mut self) -> bool {
-        let (now, left) = (self.basis.now, self.turn.left(&self.basis));
+        let (now, left) = (self.basis.now, self.recovers_at_once());
         let opening = self.opening.as_mut().expect("opening");
         let Some(from) = opening.choosing else { return true };
         if opening.slice_at.is_some_and(|at| at > now) {
@@ -844,6 +844,7 @@ impl Controller {
         let named = self.root().open_ledger().map(|ledger| ledger.id);
         assert_eq!(named, self.log.open.as_ref().map(|open| open.id), "what takes appends is what the root names");
         self.basis.opened_at = self.basis.now;
+        self.shared.on_serving(&self.basis);
         self.set_state(State::Open, out);
         let entries = self.log.len() as u64;
         let notice =

@@ -37,6 +37,9 @@ use holdfast_format::ledger::{AckRule, LedgerRef};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
 use std::collections::BTreeMap;
 
+/// What is done, in runs of the map, without asking whether the turn has done its slice.
+const AT_ONCE: usize = 32;
+
 /// How far it has come.
 #[derive(Debug, Default)]
 pub(crate) enum Recovery {
@@ -105,6 +108,11 @@ impl Controller {
         }
     }
 
+    /// What may be done until that is asked again.
+    pub(super) fn recovers_at_once(&self) -> usize {
+        self.turn.left(&self.basis).max(AT_ONCE)
+    }
+
     fn recovery_goes_on(&mut self, recovery: Recovery) {
         self.opening.as_mut().expect("opening").recovery = recovery;
     }
@@ -114,12 +122,13 @@ impl Controller {
     fn rebuild_log(&mut self, mut rebuilding: Rebuilding, out: Out) {
         let (ledgers, rule) = (self.root().ledgers.clone(), self.topology().rule_now());
         let (floor, end) = (self.log.trimmed, self.opening.as_ref().expect("opening").end);
-        while self.turn.left(&self.basis) > 0 {
+        let (work_max, mut work) = (self.recovers_at_once(), 0);
+        while work < work_max {
             let Some((lsn, found)) = rebuilding.found.pop_first() else {
+                self.turn.slice("opening: the log is put together", work);
                 return self.load_checkpoint(rebuilding.newest, out);
             };
-            let work = 1 + found.entry.header.len() / BYTES_A_RUN + found.entry.crcs.len() / CRCS_A_RUN;
-            self.turn.slice("opening: the log is put together", work);
+            work += 1 + found.entry.header.len() / BYTES_A_RUN + found.entry.crcs.len() / CRCS_A_RUN;
             if lsn > floor && lsn <= end {
                 let entry = self.recovered_entry(lsn, found, &ledgers, rule);
                 if let Record::Checkpoint(checkpoint) = &entry.record
@@ -130,6 +139,7 @@ impl Controller {
                 assert_eq!(self.log.push(entry), lsn, "recovered LSNs are consecutive");
             }
         }
+        self.turn.slice("opening: the log is put together", work);
         self.recovery_goes_on(Recovery::Rebuilding(rebuilding));
     }
 
@@ -206,8 +216,8 @@ impl Controller {
     }
 
     fn take_runs_in(&mut self, mut runs: RunsLeft, out: Out) {
-        let left = self.turn.left(&self.basis);
-        let taken = self.map.load_runs(&mut runs, left, &mut self.segments, &self.log);
+        let work_max = self.recovers_at_once();
+        let taken = self.map.load_runs(&mut runs, work_max, &mut self.segments, &self.log);
         // What a checkpoint says is no change since it.
         self.segments.take_dirty();
         let Ok(Sliced { work, is_done }) = taken else {
@@ -240,7 +250,7 @@ impl Controller {
     /// What was read before the log was there lacks its data.
     fn count_live_entries(&mut self, from: u64) {
         let was_preloaded = self.opening.as_ref().expect("opening").was_preloaded;
-        let runs = self.map.log_runs(from, self.turn.left(&self.basis));
+        let runs = self.map.log_runs(from, self.recovers_at_once());
         self.turn.slice("opening: what is in the log is counted", runs.work);
         for run in runs.found {
             self.log.set_live(run.lsn, |live| live + run.blocks);
@@ -262,16 +272,17 @@ impl Controller {
     /// Applies entries after the checkpoint, by the same code as in live operation.
     fn replay(&mut self) {
         let end = self.opening.as_ref().expect("opening").end;
-        while self.log.completed < end {
-            if self.turn.left(&self.basis) == 0 {
-                return self.recovery_goes_on(Recovery::Replaying);
-            }
+        let (work_max, mut work) = (self.recovers_at_once(), 0);
+        while self.log.completed < end && work < work_max {
             let runs_before = self.map.run_count();
             let lsn = self.log.complete_next();
-            let work = self.log.get(lsn).map_or(1, |entry| work_of(&entry.record));
+            work += self.log.get(lsn).map_or(1, |entry| work_of(&entry.record));
             self.apply(lsn);
-            let replaced = runs_before.saturating_sub(self.map.run_count());
-            self.turn.slice("opening: the log is replayed", work + replaced);
+            work += runs_before.saturating_sub(self.map.run_count());
+        }
+        self.turn.slice("opening: the log is replayed", work);
+        if self.log.completed < end {
+            return self.recovery_goes_on(Recovery::Replaying);
         }
         if self.map.run_count() > 0 {
             self.map.set_unfolded();
@@ -280,7 +291,7 @@ impl Controller {
     }
 
     fn assert_no_dangling_log_places(&mut self, from: u64) {
-        let runs = self.map.log_runs(from, self.turn.left(&self.basis));
+        let runs = self.map.log_runs(from, self.recovers_at_once());
         self.turn.slice("opening: what is in the log is looked at", runs.work);
         for LogRun { start, lsn, .. } in runs.found {
             assert!(self.log.get(lsn).is_some(), "block {start} is in log entry {lsn:?}, which was trimmed");

@@ -504,10 +504,23 @@ impl Segments {
 
     /// The state as of now is gone through from here on: of all segments, or of those that changed since the last time.
     pub(crate) fn cut(&mut self, of_all: bool) {
-        assert!(self.cut.is_none(), "one walk at a time");
         let changed = self.take_dirty();
-        let changed = (!of_all).then_some(changed);
+        self.begin_cut((!of_all).then_some(changed));
+    }
+
+    /// So it is of all segments, for another volume: the next checkpoint of this one says the same as without.
+    pub(crate) fn cut_for_other(&mut self) {
+        self.begin_cut(None);
+    }
+
+    fn begin_cut(&mut self, changed: Option<BTreeSet<SegmentNo>>) {
+        assert!(self.cut.is_none(), "one walk at a time");
         self.cut = Some(Box::new(Cut { changed, last: None, kept: BTreeMap::new() }));
+    }
+
+    /// The walk is given up.
+    pub(crate) fn end_cut(&mut self) {
+        self.cut = None;
     }
 
     /// A segment is about to change.

@@ -7,9 +7,13 @@
 //! segments begin above all that it names of others, so that a number tells whose segment it is.
 //!
 //! States of a creation: waiting (until what the snapshot shows has left the log, and all leaves of the map are in a
-//! durable checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the checkpoint's
-//! shards, under ids of the dependent) -> naming (the origin's root names the dependent) -> told. Meanwhile nothing is
-//! freed that it may name.
+//! durable checkpoint: the origin's next owner must know whatever the dependent names) -> writing (the map as of then
+//! is encoded, in slices, and the checkpoint's shards are put, under ids of the dependent) -> naming (the origin's root
+//! names the dependent) -> told. Meanwhile nothing is freed that it may name.
+//!
+//! Between two slices of the wait guests go on: nobody writes to a layer that a snapshot shows, so nothing of it comes
+//! to the log where it was looked for. While the map is encoded no checkpoint or fold begins, so its leaves stay; what
+//! else changes is kept as it was ([`Capture`]).
 //!
 //! **The origin** frees no segment that a dependent may name: all up to the number that its root says, but for those
 //! that the dependent has said it doesn't name ([`Controller::on_dependent`]). It repairs, moves and scrubs them as its
@@ -31,10 +35,9 @@ use crate::api::{Effect, Lane, Notice, State};
 use crate::basis::Basis;
 use crate::controller::{Controller, Out};
 use crate::map::run::{Packed, PartIndex, RunWriter, pointers_into};
-use crate::map::{LayerTable, Mapped, Place};
+use crate::map::{Capture, LayerTable, Shown};
 use crate::owner::root::Change;
 use crate::peers::Purpose;
-use crate::segment::Kind;
 use crate::segment::writer::JobKind;
 use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
@@ -70,9 +73,10 @@ const CREATION_MAX: Duration = Duration::from_secs(10);
 /// Segments that the map of a new volume may take: beyond, there are too many jobs for one controller.
 const PARTS_MAX: usize = 512;
 
-/// Segments that are marked as kept without asking whether the turn has done its slice; and so many of them cost as
-/// much as a run of the map.
-const MARKED_AT_ONCE: usize = 32;
+/// Segments that are marked as kept, and runs that are looked at, without asking whether the turn has done its slice.
+const AT_ONCE: usize = 32;
+
+/// Segments that cost as much, to be marked, as a run of the map.
 const MARKED_A_RUN: usize = 4;
 
 /// Dependents of one volume.
@@ -124,9 +128,22 @@ struct Creation {
 
 #[derive(Debug)]
 enum Stage {
-    Waiting,
-    Writing { root: Box<Root>, indexes: Vec<PartIndex>, pointers: Vec<Option<Vec<MetaPointer>>> },
-    Naming { root: Box<Root> },
+    /// Up to there in the overlay nothing that the snapshot shows is in the log.
+    Waiting(u64),
+    Writing(Writing),
+    Naming {
+        root: Box<Root>,
+    },
+}
+
+#[derive(Debug)]
+struct Writing {
+    root: Box<Root>,
+    /// What is not encoded yet; absent when all is.
+    capture: Option<Box<Capture>>,
+    /// By part.
+    indexes: Vec<PartIndex>,
+    pointers: Vec<Option<Vec<MetaPointer>>>,
 }
 
 /// All devices list what they hold of one origin, from a shard on.
@@ -153,9 +170,20 @@ impl SharedSegments {
         self.creation.is_none() && self.look.is_none() && self.waiting.is_empty()
     }
 
+    /// Whether the map is being encoded for a dependent: it is gone through, and its leaves are not to change.
+    pub(crate) fn is_composing(&self) -> bool {
+        let stage = self.creation.as_ref().map(|creation| &creation.stage);
+        matches!(stage, Some(Stage::Writing(Writing { capture: Some(_), .. })))
+    }
+
     /// When the next slice is due.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
         self.slice_at
+    }
+
+    /// The volume is served now: what an opening has left undone goes on soon.
+    pub(crate) fn on_serving(&mut self, basis: &Basis) {
+        self.slice_at = self.marking.is_some().then(|| basis.next_slice_at());
     }
 
     /// Whether it is not known of all segments yet which are kept.
@@ -197,7 +225,7 @@ impl Controller {
     pub(crate) fn mark_some(&mut self) -> bool {
         let Some(Marking { mut last, mut is_more_kept }) = self.shared.marking.take() else { return true };
         while self.turn.left(&self.basis) > 0 {
-            let some: Vec<SegmentNo> = self.segments.numbers_after(last).take(MARKED_AT_ONCE).collect();
+            let some: Vec<SegmentNo> = self.segments.numbers_after(last).take(AT_ONCE).collect();
             self.turn.slice("sharing: what is kept is marked", some.len().div_ceil(MARKED_A_RUN));
             for no in &some {
                 let is_kept = self.basis.is_foreign(*no) || self.shared.is_named(&self.basis, *no);
@@ -219,9 +247,11 @@ impl Controller {
     }
 
     /// The next slice of all of this, if it is due.
-    pub(crate) fn drive_sharing_slice(&mut self) {
+    pub(crate) fn drive_sharing_slice(&mut self, out: Out) {
         if self.shared.slice_at.take_if(|at| *at <= self.basis.now).is_some() {
             self.mark_some();
+            self.drive_creation(out);
+            self.compose_some(out);
         }
     }
 
@@ -266,7 +296,7 @@ impl Controller {
             return self.notice(Notice::DependentRefused { dependent, why }, out);
         }
         let since = self.basis.now;
-        let (looked_at, upto, stage) = (None, None, Stage::Waiting);
+        let (looked_at, upto, stage) = (None, None, Stage::Waiting(0));
         self.shared.creation =
             Some(Creation { head, snapshot, dependent, name, size_bytes, since, looked_at, upto, stage });
         self.mark_kept();
@@ -275,7 +305,7 @@ impl Controller {
 
     /// Whether the log is to be emptied for a creation.
     pub(crate) fn creation_waits(&self) -> bool {
-        matches!(&self.shared.creation, Some(Creation { stage: Stage::Waiting, .. }))
+        matches!(&self.shared.creation, Some(Creation { stage: Stage::Waiting(_), .. }))
     }
 
     /// The next step of a creation, and of what is done about dependents that are gone.
@@ -283,13 +313,13 @@ impl Controller {
         let Some(Creation { stage, since, dependent, .. }) = &self.shared.creation else { return };
         let (is_late, dependent) = (self.basis.now.since(*since) >= CREATION_MAX, *dependent);
         match stage {
-            Stage::Waiting | Stage::Writing { .. } if is_late => {
+            Stage::Waiting(_) | Stage::Writing(_) if is_late => {
                 self.end_creation();
                 let why = "there is no room for its map, or too few nodes are within reach; see `holdfast status`";
                 self.notice(Notice::DependentRefused { dependent, why }, out);
             }
-            Stage::Waiting => self.compose_dependent(out),
-            Stage::Writing { .. } | Stage::Naming { .. } => {}
+            Stage::Waiting(_) => self.compose_dependent(out),
+            Stage::Writing(_) | Stage::Naming { .. } => {}
         }
     }
 
@@ -326,7 +356,7 @@ impl Controller {
         self.notice(Notice::DependentCreated { dependent, root }, out);
     }
 
-    /// Writes the dependent's first checkpoint, if what the snapshot shows has left the log.
+    /// Begins to write the dependent's first checkpoint, if what the snapshot shows has left the log.
     fn compose_dependent(&mut self, out: Out) {
         let Some(Creation { head, snapshot, dependent, name, size_bytes, .. }) = &self.shared.creation else {
             return;
@@ -346,7 +376,7 @@ impl Controller {
             return;
         }
         creation.looked_at = Some(completed).filter(|_| can_be_written);
-        if !can_be_written || self.is_in_log(layer) {
+        if !can_be_written || self.may_be_in_log(layer) {
             return;
         }
         let shown_bytes = self.map.layers().snapshot(layer).expect("just found").size_bytes;
@@ -365,65 +395,81 @@ impl Controller {
         root.origins.push(Origin { upto: self.epoch(), volume: self.basis.config.volume });
         root.trimmed = self.log.completed;
         root.checkpoint.lsn = self.log.completed;
-        let parts = self.dependent_parts(layers, layer, shown_bytes);
+        let capture = self.capture_dependent(layers, layer, shown_bytes);
+        let writing = Writing {
+            root: Box::new(root),
+            capture: Some(Box::new(capture)),
+            indexes: Vec::new(),
+            pointers: Vec::new(),
+        };
         let upto = self.segments.next_number(self.epoch());
-        self.shared.creation.as_mut().expect("just seen").upto = Some(upto);
+        let creation = self.shared.creation.as_mut().expect("just seen");
+        (creation.upto, creation.stage) = (Some(upto), Stage::Writing(writing));
         self.mark_kept();
-        self.write_dependent(root, parts, out);
+        self.compose_some(out);
     }
 
-    /// Whether anything that a layer shows is in the log.
-    fn is_in_log(&self, layer: ObjectId) -> bool {
-        let in_log = self.map.overlay().iter_from(0).filter(|(_, _, mapped)| matches!(mapped.place, Place::Log { .. }));
-        in_log.into_iter().any(|(start, _, _)| self.map.layers().is_under(Key(start).object(), layer))
+    /// Whether anything that a layer shows is in the log, as far as it was looked for: that goes in slices.
+    fn may_be_in_log(&mut self, layer: ObjectId) -> bool {
+        loop {
+            let left = self.turn.left(&self.basis);
+            let creation = self.shared.creation.as_mut().expect("a creation under way");
+            let Stage::Waiting(from) = &mut creation.stage else { return true };
+            if left == 0 {
+                creation.looked_at = None;
+                self.shared.slice_at = Some(self.basis.next_slice_at());
+                return true;
+            }
+            let runs = self.map.log_runs(*from, left.max(AT_ONCE));
+            self.turn.slice("sharing: what a clone needs is looked for in the log", runs.work);
+            let is_shown = |start: u64| self.map.layers().is_under(Key(start).object(), layer);
+            if let Some(run) = runs.found.iter().find(|run| is_shown(run.start)) {
+                *from = run.start;
+                return true;
+            }
+            let Some(next) = runs.next else { return false };
+            *from = next;
+        }
     }
 
     /// The whole map as a run of a checkpoint.
-    fn dependent_parts(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Vec<Packed> {
+    fn capture_dependent(&mut self, layers: LayerTable, shown: ObjectId, shown_bytes: u64) -> Capture {
         let live = layers.live(HeadId::VOLUME).expect("every volume has a live layer");
         let payload_bytes = self.basis.config.segment_payload_bytes;
-        let mut writer = RunWriter::new(true, layers, self.checkpointer.folded_at(), payload_bytes);
-        for (no, pointer) in self.map.directory().iter() {
-            writer.leaf(no, Some(pointer));
-        }
-        for (no, info) in self.segments.iter().filter(|(_, s)| s.kind != Kind::Run) {
-            writer.segment(no, Some(info));
-        }
-        for (key, blocks, mapped) in self.map.overlay().iter_from(0) {
-            if matches!(mapped.place, Place::Log { .. }) {
-                assert!(
-                    !self.map.layers().is_under(Key(key).object(), shown),
-                    "what the snapshot shows has left the log"
-                );
-                // Of a layer that the dependent drops. Something has to hide what the leaf names there: it may be gone.
-                writer.run(key, blocks, &Mapped { place: Place::Zero, stamp: mapped.stamp });
-            } else {
-                writer.run(key, blocks, mapped);
-            }
-        }
+        let writer = RunWriter::new(true, layers, self.checkpointer.folded_at(), payload_bytes);
         // What the snapshot's layer says behind its end is not part of it.
         let (end, mapped_end) = (shown_bytes.div_ceil(BLOCK_BYTES as u64), self.map.mapped_end(shown));
-        if mapped_end > end {
-            let zeroes = Mapped { place: Place::Zero, stamp: self.log.completed };
-            writer.run(Key::new(live, Lba(end)).0, mapped_end - end, &zeroes);
-        }
-        writer.end();
-        std::iter::from_fn(|| writer.next_packed()).collect()
+        let behind = (mapped_end > end).then(|| (Key::new(live, Lba(end)).0, mapped_end - end));
+        let shown = Shown { layer: shown, behind, stamp: self.log.completed };
+        Capture::for_other(&mut self.map, &mut self.segments, shown, writer)
     }
 
-    fn write_dependent(&mut self, root: Root, packed: Vec<Packed>, out: Out) {
-        let (dependent, epoch) = (root.volume, root.epoch);
-        if packed.len() > PARTS_MAX {
+    /// Encodes the map for the dependent, as much as a slice allows, and puts full payloads into segments.
+    fn compose_some(&mut self, out: Out) {
+        let creation = self.shared.creation.as_mut();
+        let Some(Creation { stage: Stage::Writing(writing), dependent, .. }) = creation else { return };
+        let Some(mut capture) = writing.capture.take() else { return };
+        while self.turn.left(&self.basis) > 0 && !capture.is_done() {
+            let runs = capture.go_on(&mut self.map, &mut self.segments);
+            self.turn.slice("sharing: a clone's map is encoded", runs);
+        }
+        let packed: Vec<Packed> = std::iter::from_fn(|| capture.next_packed()).collect();
+        let (first, dependent, epoch) = (writing.indexes.len(), *dependent, writing.root.epoch);
+        writing.indexes.extend(packed.iter().map(|packed| packed.index.clone()));
+        writing.pointers.resize(writing.indexes.len(), None);
+        let is_too_large = writing.indexes.len() > PARTS_MAX;
+        if !capture.is_done() {
+            writing.capture = Some(capture);
+            self.shared.slice_at = Some(self.basis.next_slice_at());
+        }
+        if is_too_large {
             self.end_creation();
             let why = "the volume's map is too large for that; copy the snapshot (`holdfast send`)";
             return self.notice(Notice::DependentRefused { dependent, why }, out);
         }
-        let pointers = vec![None; packed.len()];
-        let indexes = packed.iter().map(|packed| packed.index.clone()).collect();
-        let creation = self.shared.creation.as_mut().expect("a creation under way");
-        creation.stage = Stage::Writing { root: Box::new(root), indexes, pointers };
-        for (part, packed) in packed.into_iter().enumerate() {
-            self.write_segment(packed.into_work(JobKind::Dependent { volume: dependent, epoch, part }), out);
+        for (at, packed) in packed.into_iter().enumerate() {
+            let kind = JobKind::Dependent { volume: dependent, epoch, part: first + at };
+            self.write_segment(packed.into_work(kind), out);
         }
     }
 
@@ -432,19 +478,32 @@ impl Controller {
         let Some(creation) = self.shared.creation.as_mut().filter(|creation| creation.dependent == id.volume) else {
             return;
         };
-        let Stage::Writing { root, indexes, pointers } = &mut creation.stage else { return };
+        let Stage::Writing(Writing { root, capture, indexes, pointers }) = &mut creation.stage else { return };
         let segment = SegmentNo::from(id);
         pointers[part] = Some(pointers_into(&indexes[part], segment, geometry, homes));
-        let runs: Option<Vec<Vec<MetaPointer>>> = pointers.iter().cloned().collect();
-        let Some(runs) = runs else { return };
+        if capture.is_some() || pointers.iter().any(Option::is_none) {
+            return;
+        }
+        let runs = pointers.iter().flatten().flatten().cloned();
         let mut root = root.clone();
-        root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs: runs.into_iter().flatten().collect() };
+        root.checkpoint = Checkpoint { lsn: root.checkpoint.lsn, runs: runs.collect() };
         creation.stage = Stage::Naming { root };
     }
 
     fn end_creation(&mut self) {
-        self.shared.creation = None;
+        self.drop_creation();
         self.mark_kept();
+    }
+
+    /// Whatever of it was under way ends.
+    fn drop_creation(&mut self) -> Option<Creation> {
+        let mut creation = self.shared.creation.take()?;
+        if let Stage::Writing(Writing { capture, .. }) = &mut creation.stage
+            && let Some(capture) = capture.take()
+        {
+            capture.abandon(&mut self.map, &mut self.segments);
+        }
+        Some(creation)
     }
 
     /// Volumes that may name segments of this one.
@@ -625,7 +684,7 @@ impl Controller {
 
     /// Tells of a creation that its controller does not come to finish.
     pub(crate) fn abandon_creation(&mut self, out: Out) {
-        if let Some(creation) = self.shared.creation.take() {
+        if let Some(creation) = self.drop_creation() {
             let why = "the volume was closed or taken over meanwhile; try again";
             out.push(Effect::Notice(Notice::DependentRefused { dependent: creation.dependent, why }));
         }
