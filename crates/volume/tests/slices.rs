@@ -5,6 +5,7 @@ mod support;
 
 use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
+use holdfast_format::root::Root;
 use holdfast_volume::{Event, PreloadState, State};
 use std::time::Duration;
 use support::*;
@@ -128,4 +129,21 @@ fn nodes_that_go_and_come_between_two_slices_change_nothing_of_what_is_recovered
     world.run_until(|w| w.controller.state() == State::Open);
     world.node_up(0);
     assert_eq!(seen(&mut world), before);
+}
+
+#[test]
+fn an_opening_names_no_ledger_of_which_it_copied_everything() {
+    let named = |world: &World| Root::decode(&world.root.1).expect("a root").ledgers.len();
+    let mut world = World::new(3, 3, Layout::Mirror { copies: 2 }, 16 << 20);
+    world.write_all(0, 64 * BLOCK);
+    let before = world.read(0, 64 * BLOCK);
+    world.open();
+    assert_eq!(named(&world), 2, "the log is in the former one");
+    // What one of its legs had is copied, and so is all that the other has.
+    world.node_down(0);
+    world.open();
+    assert_eq!(named(&world), 1);
+    world.node_back(0);
+    world.open();
+    assert_eq!(world.read(0, 64 * BLOCK), before);
 }

@@ -832,7 +832,9 @@ impl Controller {
             open.sealed = Some(end);
         }
         root.trimmed = self.log.trimmed;
-        root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > root.trimmed));
+        // Those of which everything was copied are needed no more, and fill journals.
+        let holds = |ledger: &LedgerRef| self.log.held().any(|(id, _, count)| id == ledger.id && count > 0);
+        root.ledgers.retain(|l| l.sealed.is_none_or(|sealed| sealed > root.trimmed) && holds(l));
         root.ledgers.push(new);
         root.serving = self.basis.config.instance;
         root.checkpoint = self.checkpointer.durable().clone();
