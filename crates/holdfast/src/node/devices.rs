@@ -1,6 +1,6 @@
 //! The devices of a node's process: opened by threads of their own, and taken in and let go while it serves.
 //!
-//! Role: the shell ([`crate::node_shell`]) has a device opened, and hears what became of it, or nothing while the device
+//! Role: the shell ([`super::shell`]) has a device opened, and hears what became of it, or nothing while the device
 //! hangs: a disk that does not answer may keep `open` waiting for minutes, and nobody else. It hears too which devices the
 //! grid's directory names for its node, whenever that changes: `holdfast device add` writes it there.
 //!
