@@ -8,7 +8,7 @@
 //! | state | entered by | left by |
 //! | --- | --- | --- |
 //! | waiting | start; connection lost, given up, or refused | `retry_at` → greeting |
-//! | greeting | lanes connect, say Hello, join their reactor | all answered → up; [`GREETING_MAX`] over, lost → waiting |
+//! | greeting | lanes connect, say Hello, join reactor by reactor | all answered → up; [`GREETING_MAX`] over, lost → waiting |
 //! | up | [`LinkEvent::Up`] | a lane lost, [`Links::reconnect`], silence → waiting, [`LinkEvent::Down`] |
 //!
 //! Invariants
@@ -25,6 +25,7 @@
 //! Limits: [`WAITING_MAX`] requests unanswered on a link; at the bound the link is given up.
 
 use crate::logger::{self, Voice};
+use crate::node::REACTORS_MAX;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
@@ -49,7 +50,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// After a greeting that a node refused: somebody has to act first.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long connecting and greeting may take. A hung process greets as soon as it goes on, so this is not short.
+/// How long connecting and greeting may take, at each reactor. A hung process greets as soon as it goes on, so this is not short.
 const GREETING_MAX: Duration = Duration::from_secs(2);
 
 /// Pace of [`Links::poll`]: how old a device's fill in `status` may be.
@@ -365,11 +366,12 @@ impl Links {
 
     /// Passes on the answers that are whole, and has the kernel fill what is large.
     fn on_frames(&mut self, now: Instant, index: usize, lane: usize, io: &mut Io) {
-        while let Some(frame) = self.links[index].lanes[lane].as_mut().and_then(|l| l.link.pop()) {
+        // With a frame the link may end, and its further lanes with it.
+        while let Some(frame) = self.links[index].lane_mut(lane).and_then(|l| l.link.pop()) {
             self.on_frame(now, index, lane, frame, io);
         }
         let link = &mut self.links[index];
-        let Some(lane_conn) = &mut link.lanes[lane] else { return };
+        let Some(lane_conn) = link.lane_mut(lane) else { return };
         let Err(error) = lane_conn.link.settle(io) else { return };
         if lane_conn.stage != Stage::Greeted {
             let how = if lane_conn.link.is_secured() { "with" } else { "without" };
@@ -475,12 +477,8 @@ impl Links {
             (Stage::Reactors, Reply::Reactors { count, devices, passed_on }) => {
                 (link.homes, link.passed_on) = (devices, passed_on);
                 link.set_stage(lane, Stage::Greeted);
-                link.lanes.resize_with(LANES * usize::from(count.max(1)), || None);
-                for lane in LANES..link.lanes.len() {
-                    if !self.connect_lane(index, lane, now, io) {
-                        return;
-                    }
-                }
+                let count = usize::from(count).clamp(1, REACTORS_MAX as usize);
+                link.lanes.resize_with(LANES * count, || None);
             }
             (Stage::Join, Reply::Done) => link.set_stage(lane, Stage::Greeted),
             (_, Reply::Hello { node, .. }) => {
@@ -495,14 +493,30 @@ impl Links {
                 return self.refuse(now, index, trouble, io);
             }
         }
+        self.after_greeted(now, index, io);
+    }
+
+    /// Goes on to the next reactor when all lanes so far are greeted: all at once, of many hosts, would be too many at the
+    /// node's door. After the last one the node is up.
+    fn after_greeted(&mut self, now: Instant, index: usize, io: &mut Io) {
         let link = &mut self.links[index];
-        if (0..link.lanes.len()).all(|lane| link.stage(lane) == Some(Stage::Greeted)) {
+        let count = link.lanes.len();
+        let Some(next) = (0..count).find(|lane| link.stage(*lane) != Some(Stage::Greeted)) else {
             link.state = State::Up;
             link.trouble = None;
             link.polls_missed = 0;
             let event = link.up_event();
-            self.voice.info(format_args!("node {expected} is up"));
-            self.events.push_back(LinkEvent::Up(event));
+            self.voice.info(format_args!("node {} is up", link.node));
+            return self.events.push_back(LinkEvent::Up(event));
+        };
+        if link.lanes[next..].iter().any(Option::is_some) {
+            return;
+        }
+        link.state = State::Greeting { give_up_at: now + GREETING_MAX };
+        for lane in next..next + LANES {
+            if !self.connect_lane(index, lane, now, io) {
+                return;
+            }
         }
     }
 
@@ -754,6 +768,10 @@ impl Link {
         self.lanes.get(lane)?.as_ref().map(|lane| lane.stage)
     }
 
+    fn lane_mut(&mut self, lane: usize) -> Option<&mut LaneConn> {
+        self.lanes.get_mut(lane)?.as_mut()
+    }
+
     fn set_stage(&mut self, lane: usize, stage: Stage) {
         self.lanes[lane].as_mut().expect("it has just been heard").stage = stage;
     }
@@ -836,5 +854,72 @@ mod tests {
         assert_eq!(links.next_deadline(), Some(give_up_at), "for a node that is gone nobody wakes up");
         links.set_nodes(&[at(1, 10), at(2, 2), at(4, 40)], now + RETRY_PAUSE, reactor.io());
         assert_eq!(shown(&links), [at(1, 10), at(2, 2), at(4, 40)]);
+    }
+
+    /// Links to one node that are being greeted, and what it answers over a lane.
+    struct Greeted {
+        links: Links,
+        reactor: Reactor,
+    }
+
+    impl Greeted {
+        const NOW: Instant = Instant(1_000_000_000);
+
+        fn new() -> Greeted {
+            let mut reactor = Reactor::new(Config::default()).unwrap();
+            let node = (NodeId(1), SocketAddr::from(([127, 0, 0, 1], 1)));
+            let mut links = Links::new(GridId(7), "a", None, &[node], Voice::new(true));
+            links.on_time(Greeted::NOW, reactor.io());
+            Greeted { links, reactor }
+        }
+
+        fn answer(&mut self, lane: usize, reply: &Reply) {
+            let conn = self.links.links[0].lane_mut(lane).expect("it is connected").link.conn();
+            self.links.on_bytes(Greeted::NOW, conn, &mut encode_frame(u64::MAX, reply, 0), self.reactor.io());
+        }
+
+        fn answer_hello(&mut self, lane: usize) {
+            let (version, node, boot, devices) = (WIRE.newest, NodeId(1), InstanceId(5), Vec::new());
+            self.answer(lane, &Reply::Hello { version, node, boot, devices });
+        }
+
+        fn answer_reactors(&mut self, count: u16) {
+            self.answer(0, &Reply::Reactors { count, devices: Vec::new(), passed_on: 0 });
+        }
+
+        fn is_connected(&mut self, lane: usize) -> bool {
+            self.links.links[0].lane_mut(lane).is_some()
+        }
+    }
+
+    #[test]
+    fn reactors_are_joined_one_after_another() {
+        let mut greeted = Greeted::new();
+        greeted.answer_hello(0);
+        greeted.answer_reactors(3);
+        assert!(!greeted.is_connected(2), "the second lane has not been greeted");
+        greeted.answer_hello(1);
+        for lane in [2, 4] {
+            assert!(greeted.is_connected(lane) && greeted.is_connected(lane + 1));
+            assert!(!greeted.is_connected(lane + 2));
+            for lane in [lane + 1, lane] {
+                greeted.answer_hello(lane);
+                assert!(greeted.links.events.is_empty());
+                greeted.answer(lane, &Reply::Done);
+            }
+        }
+        assert!(matches!(greeted.links.events.make_contiguous(), [LinkEvent::Up(_)]));
+    }
+
+    #[test]
+    fn a_greeting_that_is_refused_at_a_further_reactor_ends_the_link() {
+        let mut greeted = Greeted::new();
+        greeted.answer_hello(0);
+        greeted.answer_hello(1);
+        greeted.answer_reactors(2);
+        greeted.answer_hello(3);
+        greeted.answer(3, &Reply::Refused(Refusal::Invalid));
+        assert!(matches!(greeted.links.links[0].state, State::Waiting { .. }));
+        assert!(greeted.links.by_conn.is_empty() && !greeted.is_connected(3));
     }
 }
