@@ -237,10 +237,10 @@ const CLOSING_MAX: usize = 512;
 /// metadata.
 const HOST_OWN_MAX: usize = 1024;
 
-/// What a node needs for itself: devices and what looks after them, and 256 nodes that it asks.
+/// What a reactor of a node needs for itself: devices and what looks after them, and 256 nodes that it asks.
 const NODE_OWN_MAX: usize = 512;
 
-/// Peers of a node at a time: two lanes of 2,000 hosts.
+/// Peers of a reactor of a node at a time: two lanes of 2,000 reactors of hosts.
 const NODE_PEERS_MAX: usize = 4096;
 
 impl HostPlaces {
@@ -280,9 +280,10 @@ impl HostPlaces {
     }
 }
 
-/// Peers that a node with so many descriptors takes: those that are through, and those in line.
-pub fn node_peers(descriptors: usize) -> usize {
-    NODE_PEERS_MAX.min(descriptors - NODE_OWN_MAX.min(descriptors / 2))
+/// Peers that each reactor of a node with so many descriptors takes: those that are through, and those in line. A host
+/// connects to each of them.
+pub fn node_peers(descriptors: usize, reactors: usize) -> usize {
+    NODE_PEERS_MAX.min((descriptors - (NODE_OWN_MAX * reactors).min(descriptors / 2)) / reactors)
 }
 
 #[cfg(test)]
@@ -389,11 +390,14 @@ mod tests {
             assert!(places.sessions.max > places.sessions.kept_for_local, "{places:?}");
             assert!(places.links >= LINKS_MIN && places.handshakes >= places.handshakes_elsewhere, "{places:?}");
             assert!(places.handshakes_elsewhere > 0, "{places:?}");
-            assert!(node_peers(descriptors) + NODE_OWN_MAX.min(descriptors / 2) <= descriptors);
+            let own = (NODE_OWN_MAX * reactors).min(descriptors / 2);
+            assert!(node_peers(descriptors, reactors) * reactors + own <= descriptors);
         }
         let places = HostPlaces::of(65_536, 1);
         assert_eq!((places.sessions.max, places.handshakes, places.links), (4096, 1024, 512));
         assert!(!places.is_short() && HostPlaces::of(1024, 1).is_short());
-        assert_eq!(node_peers(65_536), NODE_PEERS_MAX);
+        assert_eq!(node_peers(65_536, 1), NODE_PEERS_MAX);
+        // Two lanes of each reactor of eight hosts of 128 cores come to each of as many reactors as such a node may have.
+        assert!((1..=32).all(|reactors| node_peers(65_536, reactors) >= 2 * 64 * 8));
     }
 }

@@ -111,7 +111,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
         count,
         boot: InstanceId(uuid::Uuid::new_v4().as_u128()),
         connecting: connecting.clone(),
-        peers_max: node_peers(raise_open_files()) / count,
+        peers_max: node_peers(raise_open_files(), count),
         posts: Arc::default(),
     });
     let mut reactor = Reactor::new(reactor::Config { handles_signals: true, ..reactor::Config::default() })?;
