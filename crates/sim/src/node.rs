@@ -86,6 +86,10 @@ impl store::Named for Place {
     fn is(&self, other: &Place) -> bool {
         self == other
     }
+
+    fn is_at(&self, other: &Place) -> bool {
+        self == other
+    }
 }
 
 /// One reactor of a node's process.

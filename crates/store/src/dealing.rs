@@ -9,6 +9,9 @@ use holdfast_base::MediaClass;
 pub trait Named: Clone + PartialEq {
     /// Whether both are the same device, whatever else is known of it.
     fn is(&self, other: &Self) -> bool;
+
+    /// Whether both are in the same place, be they the same device or not.
+    fn is_at(&self, other: &Self) -> bool;
 }
 
 /// The reactors of a node, and what each was dealt.
@@ -38,6 +41,12 @@ impl<D: Named> Dealing<D> {
                 None => new.push(Dealt { device: device.clone(), class: class_of(device) }),
             }
         }
+        // One that has taken another's place, or was made anew there, is for the same reactor: it lets the former go first.
+        new.retain(|dealt| {
+            let mut former = self.reactors.iter_mut().flatten();
+            let former = former.find(|known| known.device.is_at(&dealt.device) && !devices.contains(&known.device));
+            former.map(|former| (former.device, former.class) = (dealt.device.clone(), dealt.class)).is_none()
+        });
         // The fastest first: the others go where these are.
         new.sort_by_key(|dealt| std::cmp::Reverse(dealt.class));
         for dealt in new {
@@ -75,8 +84,12 @@ mod tests {
         fn is(&self, other: &Device) -> bool {
             match (self.1, other.1) {
                 (Some(own), Some(other)) => own == other,
-                _ => self.0 == other.0,
+                _ => self.is_at(other),
             }
+        }
+
+        fn is_at(&self, other: &Device) -> bool {
+            self.0 == other.0
         }
     }
 
@@ -105,6 +118,23 @@ mod tests {
         let before = dealing.deal(&here("x"), class_of).iter().position(|share| !share.is_empty());
         assert_eq!(before, Some(0));
         assert_eq!(dealing.deal(&here("y"), class_of), [here("y").to_vec(), Vec::new()]);
+    }
+
+    #[test]
+    fn one_that_takes_anothers_place_goes_to_its_reactor() {
+        let mut dealing = Dealing::new(3, false);
+        let devices = |last| [Device("a", Some(1)), Device("b", Some(2)), Device("c", Some(last))];
+        let dealt = |dealing: &mut Dealing<Device>, last| {
+            let shares = dealing.deal(&devices(last), class_of);
+            assert_eq!(shares, devices(last).map(|device| vec![device]));
+        };
+        dealt(&mut dealing, 3);
+        // Formatted anew, or replaced.
+        dealt(&mut dealing, 4);
+        dealt(&mut dealing, 5);
+        // One more comes to where as many are as before.
+        let all: Vec<Device> = devices(5).into_iter().chain([Device("d", Some(6))]).collect();
+        assert_eq!(dealing.deal(&all, class_of)[0].len(), 2);
     }
 
     #[test]

@@ -130,6 +130,10 @@ impl Device {
 
     /// The shell has opened it: a new life begins.
     pub fn begin(&mut self, opened: Opened, around: &mut Surroundings) {
+        if let State::Out(Out::Stays) = self.state {
+            // While the shell opened it, a sibling has read that it has this device.
+            return around.out.push(Effect::Close { slot: self.slot });
+        }
         assert!(matches!(self.state, State::Out(Out::Asked(_))), "{:?} is opened when that is asked for", self.slot);
         assert!(self.queue.is_empty() && self.again.is_empty(), "nothing of a former life is under way");
         (self.media, self.is_direct) = (opened.media, opened.is_direct);

@@ -125,11 +125,16 @@ impl Node {
         let home = self.cache.home();
         let stat = |(slot, device): (&DeviceSlot, &Device)| {
             // Another one is it.
-            device.expected().is_none_or(|id| self.slots.iter().all(|(known, _)| *known != id)).then_some(())?;
+            device.expected().is_none_or(|id| !self.has_read(id)).then_some(())?;
             let read_cache = (home == Some(*slot)).then(|| self.cache.stat());
             Some(DeviceStat { read_cache, ..device.stat(now)? })
         };
         self.devices.iter().filter_map(stat).collect()
+    }
+
+    /// Whether a device of this node is known to be that one.
+    fn has_read(&self, id: DeviceId) -> bool {
+        self.slots.iter().any(|(known, _)| *known == id) || self.siblings.has_read(id)
     }
 
     /// Disk operations that had to wait for a place on their devices.
@@ -284,7 +289,7 @@ impl Node {
         match told {
             Completed::Nothing => {}
             Completed::Id(id)
-                if self.siblings.is_twice(id)
+                if self.siblings.has_read(id)
                     || self.slots.iter().any(|(known, other)| *known == id && *other != slot) =>
             {
                 device.fail_as_twice(&mut around);

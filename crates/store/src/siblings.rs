@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. What is passed on is answered exactly once, as the sibling answers each request once, and nothing said among
 //!    siblings is lost or overtaken.
-//! 2. Of two siblings that have read the same device id, the one of the higher number lets its device go.
+//! 2. Who reads a device id that a sibling is known to have lets its own device go: the other serves. Of two that have read
+//!    one before they heard of each other, the one of the higher number does.
 //!
 //! Limits: [`PASSED_ON_MAX`] requests and [`QUESTIONS_MAX`] questions unanswered; more are refused as `Busy`.
 
@@ -106,8 +107,13 @@ impl Siblings {
         self.held.iter().position(has).map(|reactor| reactor as u16)
     }
 
-    /// Whether one of a lower number has read this id, too.
-    pub fn is_twice(&self, device: DeviceId) -> bool {
+    /// Whether one of them has read this id.
+    pub fn has_read(&self, device: DeviceId) -> bool {
+        self.home(device, true).is_some()
+    }
+
+    /// Whether one of a lower number has.
+    fn is_lower_one_s(&self, device: DeviceId) -> bool {
         self.home(device, true).is_some_and(|reactor| reactor < self.own)
     }
 
@@ -241,7 +247,7 @@ impl Node {
 
     fn on_held_elsewhere(&mut self, now: Instant, reactor: u16, devices: Vec<Held>, out: &mut Effects<Effect>) {
         self.siblings.held[usize::from(reactor)] = devices;
-        let lost = self.slots.iter().filter(|(device, _)| self.siblings.is_twice(*device));
+        let lost = self.slots.iter().filter(|(device, _)| self.siblings.is_lower_one_s(*device));
         for slot in lost.map(|(_, slot)| *slot).collect::<Vec<_>>() {
             let mut around = Surroundings { now, config: &self.config, out, fresh: &mut self.fresh };
             self.devices.get_mut(&slot).expect("its id was read").fail_as_twice(&mut around);

@@ -4,7 +4,8 @@ mod support;
 
 use holdfast_base::{Buf, Lsn, MediaClass};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request, WIRE};
-use holdfast_store::{DeviceSlot, Event, FailReason, Message, Notice, PeerId};
+use holdfast_store::{DeviceSlot, Event, FailReason, Held, Message, Notice, PeerId};
+use std::time::Duration;
 use support::*;
 
 /// Reactor 0 has the first device, reactor 1 the second.
@@ -97,14 +98,73 @@ fn what_concerns_the_node_is_answered_for_both() {
 #[test]
 fn of_a_device_that_both_have_one_reactor_keeps_it() {
     let mut pair = Pair::new();
-    let size_bytes = 4 << 20;
-    pair.0[1].event(Event::AddDevice { slot: DeviceSlot(0), size_bytes, media: None, is_direct: true });
-    pair.0[1].settle();
+    pair.0[1].event(added(0));
     pair.talk();
-    let is_twice = |notice: &Notice| matches!(notice, Notice::DeviceFailed { reason: FailReason::Twice, .. });
-    assert_eq!(pair.0.each_ref().map(|rig| rig.notices.iter().filter(|n| is_twice(n)).count()), [0, 1]);
+    assert_eq!(twice(&pair), [0, 1]);
     let devices = vec![(device(0), 0), (device(1), 1)];
     assert_eq!(pair.ask(1, Request::Reactors), Reply::Reactors { count: 2, devices, passed_on: 0 });
+}
+
+fn twice(pair: &Pair) -> [usize; 2] {
+    let is_twice = |notice: &&Notice| matches!(notice, Notice::DeviceFailed { reason: FailReason::Twice, .. });
+    pair.0.each_ref().map(|rig| rig.notices.iter().filter(is_twice).count())
+}
+
+fn added(slot: usize) -> Event {
+    Event::AddDevice { slot: DeviceSlot(slot), size_bytes: 4 << 20, media: None, is_direct: true }
+}
+
+#[test]
+fn a_copy_of_a_device_that_serves_does_not_take_its_place() {
+    let mut pair = Pair::new();
+    // By a lower number: what it holds may be old.
+    pair.0[0].event(added(1));
+    pair.talk();
+    assert_eq!(twice(&pair), [1, 0]);
+    let devices = vec![(device(0), 0), (device(1), 1)];
+    assert_eq!(pair.ask(0, Request::Reactors), Reply::Reactors { count: 2, devices, passed_on: 0 });
+    assert!(matches!(
+        pair.ask(0, Request::ListVolumes { device: device(1), after: None, count_max: 1 }),
+        Reply::Volumes { .. }
+    ));
+}
+
+#[test]
+fn a_device_that_is_expected_here_and_read_there_is_told_once() {
+    let mut pair = Pair::new();
+    pair.0[1].event(Event::ExpectDevice { slot: DeviceSlot(2), device: Some(device(0)) });
+    pair.talk();
+    for opened in [false, true] {
+        if opened {
+            pair.0[1].event(Event::NotOpened { slot: DeviceSlot(2), why: "it is gone".to_string() });
+            pair.talk();
+        }
+        for asked in 0..2 {
+            let Reply::Stat { devices } = pair.ask(asked, Request::Stat) else { panic!("it is told") };
+            let devices: Vec<_> = devices.iter().map(|stat| (stat.device, stat.health)).collect();
+            assert_eq!(devices, [(device(0), DeviceHealth::Serving), (device(1), DeviceHealth::Serving)]);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_a_sibling_reads_while_it_is_opened_anew_is_let_go() {
+    let mut pair = Pair::new();
+    pair.0[1].disks[1].fail_writes = true;
+    let mut request = create(10, 1, 0);
+    if let Request::CreateLedger { device: of, .. } = &mut request {
+        *of = device(1);
+    }
+    assert_eq!(pair.ask(1, request), Reply::Refused(Refusal::DeviceFailed));
+    pair.0[1].now = pair.0[1].now + Duration::from_secs(2);
+    pair.0[1].event(Event::Tick);
+    assert_eq!(pair.0[1].to_open, [DeviceSlot(1)]);
+    let held = Held { device: device(1), is_read: true };
+    pair.0[1].event(Event::Told { reactor: 0, message: Message::Devices(vec![held]) });
+    assert_eq!(twice(&pair), [0, 1]);
+    pair.0[1].event(added(1));
+    pair.0[1].settle();
+    assert_eq!(twice(&pair), [0, 1]);
 }
 
 #[test]

@@ -35,8 +35,12 @@ impl Named for NodeDevice {
     fn is(&self, other: &NodeDevice) -> bool {
         match (self.device, other.device) {
             (Some(own), Some(other)) => own == other,
-            _ => self.path == other.path,
+            _ => self.is_at(other),
         }
+    }
+
+    fn is_at(&self, other: &NodeDevice) -> bool {
+        self.path == other.path
     }
 }
 
