@@ -183,8 +183,9 @@ impl Node {
 
     /// What this node answers as a whole: `own` is this machine's part.
     pub(crate) fn ask_siblings(&mut self, client: Client, request: &Request, own: Reply, out: &mut Effects<Effect>) {
-        let is_part = matches!(own, Reply::Pong | Reply::Refused(_) | Reply::Done);
-        if self.siblings.is_alone() || is_part {
+        // A ping is answered when all are alive: who asks owes a request to any of them.
+        let is_whole = matches!(own, Reply::Refused(_) | Reply::Done);
+        if self.siblings.is_alone() || is_whole {
             return client.reply(own, Vec::new(), out);
         }
         if self.siblings.questions.is_full() {
@@ -299,6 +300,7 @@ fn put_together(own: usize, replies: Vec<Option<Reply>>) -> Reply {
             let of = |reply: &Reply| if let Reply::Heard { ms } = reply { *ms } else { 0 };
             *ms = replies.iter().map(of).min().expect("its own is among them");
         }
+        Reply::Pong => {}
         // As the one that was asked has it; they all know the same.
         Reply::Reactors { passed_on, .. } => {
             let of = |reply: &Reply| if let Reply::Reactors { passed_on, .. } = reply { *passed_on } else { 0 };

@@ -105,6 +105,18 @@ fn of_a_device_that_both_have_one_reactor_keeps_it() {
     assert_eq!(pair.ask(1, Request::Reactors), Reply::Reactors { count: 2, devices, passed_on: 0 });
 }
 
+#[test]
+fn a_ping_is_answered_when_all_reactors_are_alive() {
+    let mut pair = Pair::new();
+    for asked in 0..2 {
+        let token = pair.0[asked].send(Request::Ping, Buf::empty());
+        pair.0[asked].settle();
+        assert!(!pair.0[asked].replies.contains_key(&token), "the other has not heard of it");
+        pair.talk();
+        assert_eq!(pair.0[asked].replies.remove(&token).expect("now it has").0, Reply::Pong);
+    }
+}
+
 fn twice(pair: &Pair) -> [usize; 2] {
     let is_twice = |notice: &&Notice| matches!(notice, Notice::DeviceFailed { reason: FailReason::Twice, .. });
     pair.0.each_ref().map(|rig| rig.notices.iter().filter(is_twice).count())
