@@ -587,6 +587,38 @@ fn a_connection_that_is_handed_over_loses_no_byte_and_counts_no_more() {
 }
 
 #[test]
+fn what_is_sent_while_a_connection_is_handed_over_leaves_before_it() {
+    let (bytes, client) = run(
+        Config::default(),
+        |reactor| {
+            let (_, address) = reactor.io().listen_tcp(loopback()).unwrap();
+            let client = thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"x").unwrap();
+                let mut answer = [0; 1];
+                stream.read_exact(&mut answer).unwrap();
+                answer
+            });
+            (None, Some(client))
+        },
+        |(left, _), event, io| match event {
+            Event::Accepted { .. } => {}
+            Event::Bytes { conn, .. } => {
+                io.detach(conn);
+                io.send(conn, b"a");
+            }
+            Event::Detached { bytes, .. } => {
+                *left = Some(bytes);
+                io.stop();
+            }
+            other => panic!("{other:?}"),
+        },
+    );
+    assert_eq!(bytes.unwrap(), b"");
+    assert_eq!(client.unwrap().join().unwrap(), *b"a");
+}
+
+#[test]
 fn a_connection_that_ends_while_it_is_handed_over_is_told_of() {
     let (error, client) = run(
         Config::default(),

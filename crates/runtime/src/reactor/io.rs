@@ -187,7 +187,7 @@ impl Io {
         if c.outbox.unsent_bytes() > unsent_bytes_max {
             return self.fail(conn, ConnError::Overflow);
         }
-        if c.state == State::Open {
+        if matches!(c.state, State::Open | State::Detaching) {
             self.mark_dirty(index);
         }
     }
