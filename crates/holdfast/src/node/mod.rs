@@ -145,7 +145,7 @@ pub fn run(options: &NodeOptions) -> Result<()> {
     }
     tell_ready();
     let ended = reactor.run(&mut shell);
-    shell.stop_others();
+    let threads = if shell.stop_others() { threads } else { Vec::new() };
     for thread in threads {
         thread.join().map_err(|_| anyhow!("a reactor has ended before its time"))?;
     }

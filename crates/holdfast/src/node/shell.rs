@@ -24,7 +24,7 @@ use holdfast_base::{Buf, BufMut, Effects, Instant, Slab, Token};
 use holdfast_format::wire::{Frame, Request};
 use holdfast_host::Source;
 use holdfast_runtime::device::Device;
-use holdfast_runtime::framed::Framed;
+use holdfast_runtime::framed::{Framed, REVOKED};
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{self, App, ConnId, DiskFault, DiskToken, Event, Io, Reactor, Turn};
@@ -180,17 +180,17 @@ impl NodeShell {
         devices::watch(dir, self.owner.node, self.tell.clone())
     }
 
-    /// The others end with the first.
-    pub fn stop_others(&mut self) {
+    /// The others end with the first. False if one takes nothing any more, and ends with the process.
+    pub fn stop_others(&mut self) -> bool {
         self.own.others().for_each(|reactor| self.own.say(reactor, Post::Stop));
-        // One that takes nothing any more ends with the process.
         for _ in 0..STOP_TRIES {
             if !self.own.has_unsaid() {
-                return;
+                return true;
             }
             std::thread::sleep(SAY_PAUSE);
             self.own.say_rest();
         }
+        false
     }
 
     fn handle(&mut self, now: Instant, event: store::Event, io: &mut Io) {
@@ -600,7 +600,9 @@ impl NodeShell {
     /// A connection that is for devices of this reactor has come from the first one.
     fn on_joining(&mut self, now: Instant, joining: Joining, io: &mut Io) {
         let Joining { mut peer, socket, mut bytes, frame } = joining;
-        if let Some(why) = self.why_no_room(peer.source) {
+        // While it was on its way no reactor saw to it.
+        let why_cut = peer.link.is_revoked().then(|| REVOKED.to_string());
+        if let Some(why) = why_cut.or_else(|| self.why_no_room(peer.source)) {
             return self.door.tell(now, &peer.from, &why);
         }
         let conn = io.adopt(socket);
