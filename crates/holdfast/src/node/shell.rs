@@ -160,7 +160,8 @@ impl NodeShell {
             tell,
             posts,
             own,
-            say_at: None,
+            // What is said before all have begun is heard then.
+            say_at: Some(reactor.io().now()),
             dealing: None,
             owner: Owner { grid: options.grid, node: options.node, dir: options.dir.clone() },
             opening: (0..devices.len()).collect(),
