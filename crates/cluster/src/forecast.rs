@@ -4,7 +4,7 @@
 //! day, one from each sample on: what happens every night counts once in each, and one large copy or deletion is in few of
 //! them.
 
-use holdfast_format::meta::TrendSample;
+use holdfast_format::meta::CapacitySample;
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
@@ -23,24 +23,24 @@ const PAST_MS_MIN: u64 = 6 * HOUR_MS;
 
 #[derive(Default, Debug)]
 pub struct Forecast {
-    samples: Vec<TrendSample>,
+    samples: Vec<CapacitySample>,
     /// Bytes a day; `None` while the past is too short, or where nothing becomes more.
     rate: Option<f64>,
 }
 
 impl Forecast {
-    pub fn new(samples: Vec<TrendSample>) -> Forecast {
+    pub fn new(samples: Vec<CapacitySample>) -> Forecast {
         Forecast { rate: bytes_a_day(&samples), samples }
     }
 
     /// By a clock that was set back, too.
     pub fn is_due(&self, now_ms: u64) -> bool {
-        let recent = |last: &TrendSample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
+        let recent = |last: &CapacitySample| last.at_ms <= now_ms && now_ms - last.at_ms < EVERY_MS;
         !self.samples.last().is_some_and(recent)
     }
 
     /// Takes a sample in, if one is due. Returns all that are to be kept, then.
-    pub fn note(&mut self, sample: TrendSample) -> Option<&[TrendSample]> {
+    pub fn note(&mut self, sample: CapacitySample) -> Option<&[CapacitySample]> {
         // A clock that was set back begins anew from what is older.
         self.samples.retain(|s| s.at_ms <= sample.at_ms && sample.at_ms - s.at_ms <= KEPT_MS);
         if self.samples.last().is_some_and(|last| sample.at_ms - last.at_ms < EVERY_MS) {
@@ -58,7 +58,7 @@ impl Forecast {
 }
 
 /// Growth, from samples in order of time.
-fn bytes_a_day(samples: &[TrendSample]) -> Option<f64> {
+fn bytes_a_day(samples: &[CapacitySample]) -> Option<f64> {
     let (first, last) = (samples.first()?, samples.last()?);
     let past_ms = last.at_ms - first.at_ms;
     if past_ms < PAST_MS_MIN {
@@ -85,11 +85,11 @@ mod tests {
     /// Some time in 2026.
     const START_MS: u64 = 1_790_000_000_000;
 
-    fn hourly(count: u64, taken: impl Fn(u64) -> u64) -> Vec<TrendSample> {
-        (0..count).map(|hour| TrendSample { at_ms: START_MS + hour * HOUR_MS, taken_bytes: taken(hour) }).collect()
+    fn hourly(count: u64, taken: impl Fn(u64) -> u64) -> Vec<CapacitySample> {
+        (0..count).map(|hour| CapacitySample { at_ms: START_MS + hour * HOUR_MS, taken_bytes: taken(hour) }).collect()
     }
 
-    fn days(samples: &[TrendSample], free: u64) -> Option<f64> {
+    fn days(samples: &[CapacitySample], free: u64) -> Option<f64> {
         Forecast::new(samples.to_vec()).days_until(free)
     }
 
@@ -134,12 +134,12 @@ mod tests {
     fn samples_are_an_hour_apart_and_a_week_old_at_most() {
         let mut forecast = Forecast::default();
         for minute in 0..10 * 24 * 60 {
-            forecast.note(TrendSample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
+            forecast.note(CapacitySample { at_ms: START_MS + minute * 60_000, taken_bytes: minute });
         }
         let (first, last) = (forecast.samples[0].at_ms, forecast.samples[forecast.samples.len() - 1].at_ms);
         assert_eq!((forecast.samples.len() as u64, last - first), (KEPT_MS / HOUR_MS, KEPT_MS - HOUR_MS));
         // The clock is set back by a year.
-        forecast.note(TrendSample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
+        forecast.note(CapacitySample { at_ms: START_MS - 365 * DAY_MS, taken_bytes: 0 });
         assert_eq!((forecast.samples.len(), forecast.days_until(GIB)), (1, None));
     }
 }

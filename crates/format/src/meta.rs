@@ -18,7 +18,7 @@
 //! numbers                the highest number that a node ever had: [`NumbersRecord`]
 //! node/NUMBER            a storage node and its devices, as its machine's host knows them: [`NodeRecord`]
 //! received/ID            of a volume: which snapshots came in streams, and what is coming: [`ReceivedRecord`]
-//! trend                  how much space was taken in the last week: a list of [`TrendSample`]
+//! trend                  how much space was taken in the last week: a list of [`CapacitySample`]
 //! tls                    by which authority the grid's machines go: [`TlsRecord`]
 //! token/ID               a token to join by, without its secret: [`TokenRecord`]
 //! draining/DEVICE, kept/DEVICE  a device that is to be emptied, or is not although it would be: `{}`
@@ -69,7 +69,7 @@ pub const KEPT_PREFIX: &str = "kept/";
 pub const SCHEDULE_PREFIX: &str = "schedule/";
 pub const RECEIVED_PREFIX: &str = "received/";
 pub const NODE_PREFIX: &str = "node/";
-pub const TREND_KEY: &str = "trend";
+pub const CAPACITY_KEY: &str = "trend";
 pub const TLS_KEY: &str = "tls";
 pub const TOKEN_PREFIX: &str = "token/";
 pub const CLIENTS_PREFIX: &str = "clients/";
@@ -78,7 +78,7 @@ pub const SETTINGS_PREFIX: &str = "settings/";
 
 /// Beginnings of keys of records that change all the time, and that nobody misses.
 pub const FLEETING: [&str; 8] =
-    [TREND_KEY, "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY, BEAT_KEY];
+    [CAPACITY_KEY, "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY, BEAT_KEY];
 
 /// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
 pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
@@ -345,7 +345,7 @@ pub struct PartialStream {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct TrendSample {
+pub struct CapacitySample {
     /// Since 1970, by the host's clock.
     pub at_ms: u64,
     /// Of all devices.

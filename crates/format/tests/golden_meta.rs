@@ -3,11 +3,11 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    BeatRecord, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, HostRecord, KEY_VERSION,
-    KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord, ReceivedRecord,
-    RemovedRecord, ReservationRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord, TrashRecord, TrendSample,
-    clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key, limit_key, machine_key,
-    name_key, node_key, removed_key, settings_key, trash_key,
+    BeatRecord, CapacitySample, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, HostRecord,
+    KEY_VERSION, KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord,
+    ReceivedRecord, RemovedRecord, ReservationRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord,
+    TrashRecord, clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key, limit_key,
+    machine_key, name_key, node_key, removed_key, settings_key, trash_key,
 };
 use holdfast_format::schedule::ScheduleRecord;
 use serde::Serialize;
@@ -104,7 +104,7 @@ fn records_are_written_as_ever() {
     let token: TokenRecord = stays(r#"{"host":"a","valid_until":9,"used_by":"b"}"#);
     assert_eq!(token.used_by.as_deref(), Some("b"));
     let trend = r#"[{"at_ms":1,"taken_bytes":2}]"#;
-    let samples: Vec<TrendSample> = decode(trend.as_bytes()).unwrap();
+    let samples: Vec<CapacitySample> = decode(trend.as_bytes()).unwrap();
     assert_eq!((samples.len(), encode(&samples)), (1, trend.as_bytes().to_vec()));
     let beat: BeatRecord = stays(
         r#"{"lineage":"00000000000000a1","since_s":9,"count":1,"marks":["00000000000000a1","00000000000000b2"]}"#,

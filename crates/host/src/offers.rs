@@ -19,7 +19,7 @@ use holdfast_volume::State;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Questions to other hosts at a time.
-const QUESTIONS_MAX: usize = 256;
+const PEER_QUERIES_MAX: usize = 256;
 
 /// Where the records say that a volume is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,8 +60,8 @@ pub(crate) struct Forward {
     /// Remote sessions that wait until the volume serves, and what they want.
     pub binding: Vec<(Token, String)>,
     pub yielding: Vec<(Token, crate::LinkId, u64)>,
-    /// Tickets of orders, by those of questions.
-    questions: Slab<u64>,
+    /// Tickets of orders, by those of queries.
+    peer_queries: Slab<u64>,
     /// Whom these waited for is done.
     pub cleared: VecDeque<Barrier>,
 }
@@ -85,7 +85,7 @@ impl Forward {
             introduced: BTreeMap::new(),
             binding: Vec::new(),
             yielding: Vec::new(),
-            questions: Slab::new(QUESTIONS_MAX),
+            peer_queries: Slab::new(PEER_QUERIES_MAX),
             cleared: VecDeque::new(),
         }
     }
@@ -224,7 +224,7 @@ impl Host {
             }
             IngressEffect::Reconnect { peer } => out.push(Effect::Peer(PeerEffect::Reconnect { peer })),
             IngressEffect::Answered { ticket, answer } => {
-                if let Some(ticket) = self.forward.questions.remove(Token(ticket)) {
+                if let Some(ticket) = self.forward.peer_queries.remove(Token(ticket)) {
                     out.push(Effect::Done { ticket, outcome: Outcome::Yielded(answer) });
                 }
             }
@@ -344,10 +344,10 @@ impl Host {
     /// Asks another host to yield a volume; nothing where it can't be asked.
     pub(crate) fn ask_to_yield(&mut self, ticket: u64, host: &str, volume: VolumeId, out: Out) {
         let peer = self.forward.hosts.get(host).copied();
-        let Some(peer) = peer.filter(|_| !self.forward.questions.is_full()) else {
+        let Some(peer) = peer.filter(|_| !self.forward.peer_queries.is_full()) else {
             return out.push(Effect::Done { ticket, outcome: Outcome::Yielded(None) });
         };
-        let ticket = self.forward.questions.insert(ticket).0;
+        let ticket = self.forward.peer_queries.insert(ticket).0;
         self.forward.events.push_back(IngressEvent::Ask { peer, ticket, ask: Ask::Yield { volume } });
     }
 }

@@ -41,12 +41,12 @@ use holdfast_cluster::exports;
 use holdfast_format::FormatError;
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
-    CLIENTS_PREFIX, COPIES_KEY, ClientsRecord, CopiesRecord, DRAINING_PREFIX, ExportRecord, FOUND_PREFIX, FoundRecord,
-    KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX, NODE_PREFIX, NUMBERS_KEY, NameRecord, NodeRecord,
-    NumbersRecord, Other, PendingRecord, REMOVED_PREFIX, RESERVED_KEY, ReceivedRecord, RemovedRecord,
-    ReservationRecord, ReservedRecord, SCHEDULE_PREFIX, SettingsRecord, TREND_KEY, TrendSample, clients_key, clone_key,
-    deleting_key, encode, export_key, found_key, host_key, key_key, limit_key, machine_key, name_key, node_key,
-    received_key, settings_key, trash_key,
+    CAPACITY_KEY, CLIENTS_PREFIX, COPIES_KEY, CapacitySample, ClientsRecord, CopiesRecord, DRAINING_PREFIX,
+    ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX,
+    NODE_PREFIX, NUMBERS_KEY, NameRecord, NodeRecord, NumbersRecord, Other, PendingRecord, REMOVED_PREFIX,
+    RESERVED_KEY, ReceivedRecord, RemovedRecord, ReservationRecord, ReservedRecord, SCHEDULE_PREFIX, SettingsRecord,
+    clients_key, clone_key, deleting_key, encode, export_key, found_key, host_key, key_key, limit_key, machine_key,
+    name_key, node_key, received_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::record::SegmentNo;
@@ -1145,13 +1145,13 @@ impl Catalog {
         found.map(|found| found.map(|found| Unreadable { name: found.name, why: found.why })).collect()
     }
 
-    pub fn trend(&self) -> Result<Vec<TrendSample>> {
-        let (_, value) = self.get(TREND_KEY)?;
-        value.map_or(Ok(Vec::new()), |bytes| decode(TREND_KEY, &bytes))
+    pub fn trend(&self) -> Result<Vec<CapacitySample>> {
+        let (_, value) = self.get(CAPACITY_KEY)?;
+        value.map_or(Ok(Vec::new()), |bytes| decode(CAPACITY_KEY, &bytes))
     }
 
-    pub fn set_trend(&self, samples: &[TrendSample]) -> Result<()> {
-        self.set(TREND_KEY, Some(encode(&samples)))
+    pub fn set_trend(&self, samples: &[CapacitySample]) -> Result<()> {
+        self.set(CAPACITY_KEY, Some(encode(&samples)))
     }
 
     /// Devices that are to be empty: those that an operator names, and what removed machines had, until that is made

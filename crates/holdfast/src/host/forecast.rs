@@ -11,7 +11,7 @@ use super::control::ControlPlane;
 use crate::resources;
 use anyhow::Result;
 use holdfast_api::{LinkState, NodeInfo, VolumeInfo, free_of};
-use holdfast_format::meta::TrendSample;
+use holdfast_format::meta::CapacitySample;
 use holdfast_runtime::clock;
 
 /// What can still be written above the reserve and beside what is set aside, and what is taken. What is dead counts
@@ -35,8 +35,8 @@ impl ControlPlane {
             return Ok(());
         }
         let (_, taken_bytes) = free_and_taken(&status.nodes, &status.volumes);
-        let sample = TrendSample { at_ms, taken_bytes };
-        let kept = self.forecast().note(sample).map(<[TrendSample]>::to_vec);
+        let sample = CapacitySample { at_ms, taken_bytes };
+        let kept = self.forecast().note(sample).map(<[CapacitySample]>::to_vec);
         kept.map_or(Ok(()), |samples| self.catalog.set_trend(&samples))
     }
 
@@ -58,8 +58,8 @@ mod tests {
     fn what_was_seen_outlives_the_host() {
         let catalog = Catalog::new(Arc::new(LocalStore::in_memory(Arc::new(clock::now))), GridId(1), "a");
         assert_eq!(catalog.trend().unwrap(), []);
-        let samples: Vec<TrendSample> =
-            (0..24).map(|hour| TrendSample { at_ms: hour * 3_600_000, taken_bytes: hour << 30 }).collect();
+        let samples: Vec<CapacitySample> =
+            (0..24).map(|hour| CapacitySample { at_ms: hour * 3_600_000, taken_bytes: hour << 30 }).collect();
         catalog.set_trend(&samples).unwrap();
         assert_eq!(catalog.trend().unwrap(), samples);
     }

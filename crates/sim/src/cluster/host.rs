@@ -5,7 +5,7 @@ use super::operator::Task;
 use super::real::Ordered;
 use super::steward::duties_of;
 use super::store::{Answer, Compares, Op, Store, Which, Writes};
-use super::upkeep::Keeper;
+use super::upkeep::HostUpkeep;
 use super::volume::{Ask, Step, Vol, node_id};
 use super::{About, ClusterPlan, Event, Grid, LEASE, ms, number_of};
 use crate::cluster::store::MARK;
@@ -129,7 +129,7 @@ pub(super) struct Host {
     remembered: Option<BeatRecord>,
     pub cluster: Cluster,
     pub steward: Steward,
-    pub(super) keeper: Keeper,
+    pub(super) keeper: HostUpkeep,
     pub(super) duty_tick_at: Option<Instant>,
     /// What the machine was told of the store.
     pub is_right: bool,
@@ -171,7 +171,7 @@ impl Host {
         let name = name_of(number);
         let mut config = Config::new(&name, LEASE);
         config.mutations = plan.mutations;
-        let keeper = Keeper::new(&name, plan);
+        let keeper = HostUpkeep::new(&name, plan);
         Host {
             name,
             is_up: false,

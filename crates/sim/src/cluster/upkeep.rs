@@ -34,7 +34,7 @@ pub(super) struct Taken {
 }
 
 /// A host's upkeep, and the ways from it.
-pub(super) struct Keeper {
+pub(super) struct HostUpkeep {
     upkeep: Upkeep,
     tick_at: Option<Instant>,
     under_way: Vec<Chore>,
@@ -43,12 +43,12 @@ pub(super) struct Keeper {
     ended_at: BTreeMap<Chore, Instant>,
 }
 
-impl Keeper {
-    pub(super) fn new(host: &str, plan: &super::ClusterPlan) -> Keeper {
+impl HostUpkeep {
+    pub(super) fn new(host: &str, plan: &super::ClusterPlan) -> HostUpkeep {
         let (host, rebuild_after) = (host.to_string(), Duration::from_secs(600));
         let config = Config { host, rebuild_after, spreads_authority: false, mutations: plan.upkeep };
         let (looked_at, ended_at) = (Instant::ZERO, BTreeMap::new());
-        Keeper { upkeep: Upkeep::new(config), tick_at: None, under_way: Vec::new(), looked_at, ended_at }
+        HostUpkeep { upkeep: Upkeep::new(config), tick_at: None, under_way: Vec::new(), looked_at, ended_at }
     }
 }
 
