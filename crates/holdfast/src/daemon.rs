@@ -40,6 +40,17 @@ const OPEN_FILES_ANY: usize = 1 << 20;
 /// Names the socket on which systemd wants to hear that a service is ready.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
+/// Held by a thread of a reactor: what one leaves half done nobody may go on with.
+pub struct EndsTheProcess;
+
+impl Drop for EndsTheProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// Tells systemd that this process serves, where it waits for that.
 pub fn tell_ready() {
     let Some(path) = std::env::var_os(NOTIFY_SOCKET) else { return };

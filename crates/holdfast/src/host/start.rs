@@ -13,7 +13,7 @@ use super::reactors::{FRONT, Own, Reactors};
 use super::revocation::Revocations;
 use super::{Life, Links, Shell, catalog, control, keys, machines, meta, presence, records, signer, tls};
 use crate::config::{Exposure, HostSettings};
-use crate::daemon::{outwait, raise_open_files, tell_ready};
+use crate::daemon::{EndsTheProcess, outwait, raise_open_files, tell_ready};
 use crate::grid::certs::Certificates;
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig, NodeConfig};
 use crate::grid::renewal::follow;
@@ -170,15 +170,6 @@ fn begin_other(common: &Arc<Common>, number: usize) -> Result<(Begun, JoinHandle
 }
 
 fn run_other(common: &Common, number: usize, ready: &SyncSender<Result<Begun>>) {
-    /// What a reactor leaves half done nobody may go on with.
-    struct EndsTheProcess;
-    impl Drop for EndsTheProcess {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                std::process::abort();
-            }
-        }
-    }
     let _guard = EndsTheProcess;
     let make = || {
         let mut reactor = Reactor::new(reactor::Config::default())?;

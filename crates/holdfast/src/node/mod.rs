@@ -8,7 +8,7 @@ mod peers;
 mod shell;
 mod siblings;
 
-use crate::daemon::{outwait, raise_open_files, tell_ready};
+use crate::daemon::{EndsTheProcess, outwait, raise_open_files, tell_ready};
 use crate::grid::{certs, renewal, revoked};
 use crate::logger;
 use anyhow::{Context, Result, anyhow, bail};
@@ -171,15 +171,6 @@ fn begin_others(common: &Arc<Common>, shares: &[Vec<NodeDevice>], front: Sender<
 }
 
 fn run_other(common: &Common, number: usize, devices: &[NodeDevice], ready: &SyncSender<Result<Begun>>) {
-    /// What a reactor leaves half done nobody may go on with.
-    struct EndsTheProcess;
-    impl Drop for EndsTheProcess {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                std::process::abort();
-            }
-        }
-    }
     let _guard = EndsTheProcess;
     let mut reactor = match Reactor::new(reactor::Config::default()) {
         Ok(reactor) => reactor,
