@@ -174,3 +174,39 @@ fn a_separate_clone_is_made_in_slices_while_guests_write() {
     cluster.read_member(clone);
     cluster.finish();
 }
+
+#[test]
+fn what_a_lost_node_takes_with_it_is_found_and_made_again_in_slices() {
+    const SHORT: usize = 16;
+    const BLOCKS: u64 = 8192;
+    let setup = small_segments(BLOCKS * BLOCK, SHORT).nodes(4).with(|plan| plan.rebuild_after = Duration::from_secs(1));
+    let mut cluster = setup.start();
+    (0..BLOCKS).step_by(256).for_each(|block| cluster.write(block, 256));
+    cluster.until("all is in segments", |s| s.status().segment_count > 200);
+    cluster.world().longest_slices.clear();
+    cluster.crash_node(0);
+    cluster.until("it is missed", |s| s.status().degraded_segments > 50);
+    cluster.until("all is made again elsewhere", |s| s.status().degraded_segments == 0);
+    judge_part(&mut cluster, "survey: segments are judged", SHORT, 1);
+    judge_part(&mut cluster, "repairs: what is lost is looked for", SHORT, AT_ONCE);
+    cluster.drain(Some((1, 0)));
+    let device = cluster.device(1, 0);
+    let has_left = |s: &Cluster| s.controller().left_to_drain().iter().all(|(d, left)| *d != device || *left == 0);
+    cluster.until("the device is drained", has_left);
+    judge_part(&mut cluster, "moves: what is to move is looked for", SHORT, 1);
+    cluster.finish();
+}
+
+#[test]
+fn a_long_log_is_forgotten_in_slices() {
+    const SHORT: usize = 64;
+    let setup = setup().with(|plan| plan.slice_runs = SHORT);
+    let (mut cluster, mut prng) = (setup.start(), Prng::new(6));
+    write_at_random(&mut cluster, &mut prng, 2048);
+    cluster.until("all is destaged", |s| s.status().log_bytes < 4096);
+    judge_part(&mut cluster, "log: entries are forgotten", SHORT, 1);
+    cluster.close();
+    cluster.open_on(1);
+    cluster.read(0, 1024);
+    cluster.finish();
+}

@@ -130,12 +130,14 @@ impl Controller {
         legs.filter(|leg| leg.device == device).count() as u64
     }
 
-    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
+    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's. At least one
+    /// while they are judged anew: nobody knows then whether the volume is whole.
     pub(crate) fn degraded_segments(&self) -> u64 {
-        self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments)
+        let found = self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments);
+        found.max(u64::from(!self.survey.is_settled(self.topology(), &self.segments)))
     }
 
-    /// The same, without counting what is out with one node: for who asks before that goes, over the whole table.
+    /// The same, without counting what is out with one node.
     fn degraded_apart_from(&self, node: NodeId) -> u64 {
         let topology = self.topology();
         let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
@@ -144,14 +146,18 @@ impl Controller {
             _ => topology.is_narrow_metadata(&info.geometry),
         };
         let is_crowded = |info: &SegmentInfo| topology.crowded(&info.geometry, &info.homes).is_some();
-        let is_degraded = |no: SegmentNo, info: &SegmentInfo| {
-            info.live > 0 && (is_narrow(info) || is_crowded(info))
+        // What is out with that node alone was found, too; nothing else was.
+        let is_degraded = |no: &SegmentNo| {
+            let Some(info) = self.segments.get(*no) else { return false };
+            self.basis.is_foreign(*no)
+                || info.live > 0 && (is_narrow(info) || is_crowded(info))
                 || info.homes.iter().any(is_out)
-                || self.care.repairer.lacks_shard(no)
         };
-        let own = self.segments.own().filter(|(no, info)| is_degraded(*no, info));
-        let foreign = self.segments.foreign().filter(|(_, info)| info.kind == Kind::Data);
-        own.count() as u64 + foreign.filter(|(no, info)| topology.is_crowded_foreign(*no, info)).count() as u64
+        let found = self.survey();
+        let lacking = found.weak().iter().filter(|no| is_degraded(no));
+        let count =
+            self.care.repairer.with_wanted(lacking.copied().collect(), &self.basis, &self.segments).len() as u64;
+        count.max(u64::from(!self.survey.is_settled(self.topology(), &self.segments)))
     }
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack

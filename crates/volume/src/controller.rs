@@ -412,6 +412,7 @@ impl Controller {
             rng: &mut self.rng,
             wants: &mut self.wants,
             counters: &mut self.counters,
+            turn: &mut self.turn,
             guests_are_at_work,
         };
         (&mut self.care, around)
@@ -460,7 +461,9 @@ impl Controller {
 
     /// The next slices, if they are due.
     fn drive_slices(&mut self, out: Out) {
+        self.survey.go_on(&self.basis, Topology::new(&self.basis, &self.peers), &self.segments, &mut self.turn);
         self.drive_checkpointer(out, Checkpointer::drive_slice);
+        self.drive_trim(out);
         if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
             self.find_live(out);
         }
@@ -471,8 +474,14 @@ impl Controller {
         if self.state == State::Opening {
             return self.opening.as_ref().and_then(|opening| opening.slice_deadline());
         }
-        let care = earliest(self.checkpointer.slice_deadline(), self.care.cleaner.slice_deadline());
-        earliest(care, self.shared.slice_deadline())
+        let of_parts = [
+            self.survey.slice_deadline(),
+            self.log.trims_at,
+            self.checkpointer.slice_deadline(),
+            self.care.slice_deadline().filter(|_| self.state == State::Open),
+            self.shared.slice_deadline(),
+        ];
+        of_parts.into_iter().flatten().min()
     }
 
     /// Loads leaves for `waiter`, who is told of each when it is there.

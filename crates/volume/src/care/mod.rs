@@ -26,8 +26,9 @@ use crate::map::Map;
 use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::Segments;
 use crate::space::{Governor, Need, Placer, Room, Survey, Topology};
+use crate::turn::Turn;
 use crate::wants::Wants;
-use holdfast_base::{Buf, NodeId, Prng, ShardId, Token};
+use holdfast_base::{Buf, Instant, NodeId, Prng, ShardId, Token};
 use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::Request;
 
@@ -54,6 +55,12 @@ impl Care {
                 repairer.begin_move(around, moved, out);
             }
         }
+    }
+
+    /// When the next slice of what goes over the table is due.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        let of_parts = [self.cleaner.slice_deadline(), self.repairer.slice_deadline(), self.mover.slice_deadline()];
+        of_parts.into_iter().flatten().min()
     }
 
     /// Nothing is under way or waits, but what has a deadline.
@@ -83,6 +90,7 @@ pub(crate) struct Around<'a> {
     pub(crate) rng: &'a mut Prng,
     pub(crate) wants: &'a mut Wants,
     pub(crate) counters: &'a mut Counters,
+    pub(crate) turn: &'a mut Turn,
     /// Guests' requests come before work that can wait.
     pub(crate) guests_are_at_work: bool,
 }
@@ -140,6 +148,7 @@ pub(crate) mod tests {
         survey: Survey,
         governor: Governor,
         rng: Prng,
+        pub(crate) turn: Turn,
     }
 
     impl Rig {
@@ -159,6 +168,7 @@ pub(crate) mod tests {
                 survey: Survey::default(),
                 governor: Governor::default(),
                 rng: Prng::new(1),
+                turn: Turn::default(),
             }
         }
 
@@ -178,6 +188,7 @@ pub(crate) mod tests {
                 rng: &mut self.rng,
                 wants: &mut self.wants,
                 counters: &mut self.counters,
+                turn: &mut self.turn,
                 guests_are_at_work: false,
             }
         }

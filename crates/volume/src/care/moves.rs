@@ -5,6 +5,9 @@
 //!
 //! Drains come first. Balancing begins when the fullest device is [`TILT_PER_MILLE`] fuller than the emptiest, and
 //! moves part of the difference before it looks again: others do the same with their volumes.
+//!
+//! States: resting -> the table is gone through for what is to move, slice by slice, up to [`LISTED_MAX`] shards -> these
+//! are moved, one after another -> the search goes on where it was -> resting.
 
 use super::Around;
 use super::repair::Repairer;
@@ -29,6 +32,9 @@ const TILT_PER_MILLE: u64 = 100;
 /// Share of the bytes that would even two devices out which is moved at a time.
 const TILT_PART: u64 = 4;
 
+/// So many shards are listed; when they are on their way, the search goes on.
+const LISTED_MAX: usize = 1024;
+
 /// A shard, where it is, and where it shall be; anywhere else where nothing is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Listed {
@@ -46,10 +52,33 @@ pub(crate) struct Move {
     pub(crate) target: Leg,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Goal {
+    Drain,
+    Balance(Balance),
+}
+
+/// From the fullest device to the emptiest, so many bytes more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Balance {
+    fullest: Leg,
+    emptiest: Leg,
+    left_bytes: u64,
+}
+
+/// The table is gone through.
+#[derive(Debug)]
+struct Search {
+    goal: Goal,
+    last: Option<SegmentNo>,
+    next_slice_at: Instant,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Mover {
     /// Next last.
     list: Vec<Listed>,
+    search: Option<Search>,
     drain_listed_at: Instant,
     balance_listed_at: Instant,
     /// The last look at the devices' fill gave something to move.
@@ -58,7 +87,7 @@ pub(crate) struct Mover {
 
 impl Mover {
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.list.is_empty()
+        self.list.is_empty() && self.search.is_none()
     }
 
     /// The segment of which a shard is moved next.
@@ -66,64 +95,64 @@ impl Mover {
         self.list.last().map(|listed| listed.segment)
     }
 
+    /// When the search goes on, if nothing that it has found is left.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.search.as_ref().filter(|_| self.list.is_empty()).map(|search| search.next_slice_at)
+    }
+
     /// Looks for shards to move, now and then, when those that were found are on their way.
     pub(crate) fn look(&mut self, around: &mut Around<'_>) {
         if !self.list.is_empty() {
             return;
         }
-        let now = around.basis.now;
-        if !around.peers.draining().is_empty() {
+        if self.search.is_none() {
+            self.begin_search(around);
+        }
+        if let Some(search) = self.search.take_if(|search| search.next_slice_at <= around.basis.now) {
+            self.go_on(search, around);
+        }
+    }
+
+    fn begin_search(&mut self, around: &Around<'_>) {
+        let (now, segments) = (around.basis.now, around.segments);
+        let draining = around.peers.draining();
+        if !draining.is_empty() {
             if now.since(self.drain_listed_at) >= DRAIN_EVERY {
                 self.drain_listed_at = now;
-                self.list_drain(around);
+                let has_any = draining.iter().any(|device| segments.own_shards_on(*device) > 0);
+                self.search = has_any.then_some(Search { goal: Goal::Drain, last: None, next_slice_at: now });
             }
         } else if now.since(self.balance_listed_at) >= BALANCE_EVERY {
             self.balance_listed_at = now;
             self.list = list_together(around);
-            if self.list.is_empty() {
-                self.list_balance(around);
+            self.balances = false;
+            if let Some((fullest, emptiest, bytes)) = tilt(around.topology()).filter(|_| self.list.is_empty()) {
+                let goal = Balance { fullest, emptiest, left_bytes: bytes / TILT_PART };
+                self.search = Some(Search { goal: Goal::Balance(goal), last: None, next_slice_at: now });
             }
         }
     }
 
-    fn list_drain(&mut self, around: &mut Around<'_>) {
-        let (peers, segments) = (&*around.peers, around.segments);
-        if !peers.draining().iter().any(|device| segments.own_shards_on(*device) > 0) {
-            return;
-        }
-        let mut list = Vec::new();
-        let mut rewrite = false;
-        for (no, info) in segments.own() {
-            for (index, home) in info.homes.iter().enumerate().filter(|(_, home)| peers.is_draining(home.device)) {
-                match info.kind {
-                    Kind::Run => rewrite = true,
-                    _ if info.is_needed() && peers.leg_usable(*home) => {
-                        list.push(Listed { segment: no, index: index as u8, home: *home, target: None });
-                    }
-                    _ => {}
-                }
+    fn go_on(&mut self, mut search: Search, around: &mut Around<'_>) {
+        let (segments, count) = (around.segments, around.turn.left(around.basis));
+        let (mut list, mut looked_at) = (Vec::new(), 0);
+        for (no, info) in segments.own_after(search.last).take(count) {
+            match &mut search.goal {
+                Goal::Drain => list_drained(around, no, info, &mut list),
+                Goal::Balance(goal) => list.extend(listed_to_balance(around, no, info, goal)),
+            }
+            (search.last, looked_at) = (Some(no), looked_at + 1);
+            if list.len() >= LISTED_MAX {
+                break;
             }
         }
-        self.list = list;
-        around.wants.rewrite |= rewrite && around.topology().meta_layout_now().is_some();
-    }
-
-    fn list_balance(&mut self, around: &Around<'_>) {
-        self.balances = false;
-        let topology = around.topology();
-        let Some((fullest, emptiest, bytes)) = tilt(topology) else { return };
-        let mut left = bytes / TILT_PART;
-        let mut list = Vec::new();
-        for (no, info) in around.segments.own().filter(|(_, info)| info.kind == Kind::Data && info.is_needed()) {
-            let Some(index) = info.homes.iter().position(|home| *home == fullest) else { continue };
-            let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
-            if bytes <= left && topology.may_lie(&info.geometry, &info.homes, index as u8, emptiest) {
-                list.push(Listed { segment: no, index: index as u8, home: fullest, target: Some(emptiest) });
-                left -= bytes;
-            }
+        around.turn.slice("moves: what is to move is looked for", looked_at);
+        self.balances |= matches!(search.goal, Goal::Balance(_)) && !list.is_empty();
+        if looked_at == count || list.len() >= LISTED_MAX {
+            search.next_slice_at = around.basis.next_slice_at();
+            self.search = Some(search);
         }
         self.list = list;
-        self.balances = !self.list.is_empty();
     }
 
     /// Bytes between the fullest device and the emptiest, while shards are moved from one to the other.
@@ -135,6 +164,9 @@ impl Mover {
     /// Takes the next one off the list: what is to be copied, if it still is.
     pub(crate) fn take(&mut self, around: &mut Around<'_>, repairer: &Repairer) -> Option<Move> {
         let Listed { segment, index, home: listed, target } = self.list.pop()?;
+        if let Some(search) = self.search.as_mut().filter(|_| self.list.is_empty()) {
+            search.next_slice_at = around.basis.next_slice_at();
+        }
         let info = around.segments.get(segment)?;
         let (geometry, homes) = (&info.geometry, &info.homes);
         let home = homes[usize::from(index)];
@@ -169,6 +201,36 @@ pub(crate) fn is_drained_by_cleaning(topology: Topology<'_>, info: &SegmentInfo)
     leaves && info.dead_blocks() * 2 > info.capacity_blocks()
 }
 
+/// Shards on devices that are drained; or a wish that what can't be moved is written anew.
+fn list_drained(around: &mut Around<'_>, no: SegmentNo, info: &SegmentInfo, list: &mut Vec<Listed>) {
+    for (index, home) in info.homes.iter().enumerate() {
+        if !around.peers.is_draining(home.device) {
+            continue;
+        }
+        match info.kind {
+            Kind::Run => around.wants.rewrite |= around.topology().meta_layout_now().is_some(),
+            _ if info.is_needed() && around.peers.leg_usable(*home) => {
+                list.push(Listed { segment: no, index: index as u8, home: *home, target: None });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The shard on the fullest device, if it may lie on the emptiest, and is no longer than what is left to move.
+fn listed_to_balance(around: &Around<'_>, no: SegmentNo, info: &SegmentInfo, goal: &mut Balance) -> Option<Listed> {
+    if info.kind != Kind::Data || !info.is_needed() {
+        return None;
+    }
+    let index = info.homes.iter().position(|home| *home == goal.fullest)? as u8;
+    let bytes = u64::from(info.geometry.shard_blocks()) * BLOCK_BYTES as u64;
+    if bytes > goal.left_bytes || !around.topology().may_lie(&info.geometry, &info.homes, index, goal.emptiest) {
+        return None;
+    }
+    goal.left_bytes -= bytes;
+    Some(Listed { segment: no, index, home: goal.fullest, target: Some(goal.emptiest) })
+}
+
 /// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
 fn list_together(around: &Around<'_>) -> Vec<Listed> {
     let topology = around.topology();
@@ -177,7 +239,7 @@ fn list_together(around: &Around<'_>) -> Vec<Listed> {
         let index = topology.crowded(&info.geometry, &info.homes)?;
         Some(Listed { segment: *no, index, home: info.homes[usize::from(index)], target: None })
     };
-    around.survey.look(topology, around.segments).crowded().iter().filter_map(together).collect()
+    around.survey.look(topology, around.segments).crowded().iter().filter_map(together).take(LISTED_MAX).collect()
 }
 
 /// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they

@@ -23,6 +23,7 @@ use holdfast_format::record::{Record, SegmentNo};
 use holdfast_format::segment::ShardHeader;
 use holdfast_format::wire::{MAKE_MS, Refusal, Reply, Request, ShardSource};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// Shards being made again at a time; fewer while guests are at work ([`Need::shards_beside_guests`]).
@@ -37,8 +38,15 @@ const REPAIR_PAUSE_MIN: Duration = Duration::from_millis(200);
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(60);
 const REPAIR_PAUSE_AT_RISK: Duration = Duration::from_secs(2);
 
-/// How often the table is searched for shards of lost nodes.
-const REBUILD_EVERY: Duration = Duration::from_secs(1);
+/// How often segments are searched for shards of lost nodes.
+const SEARCH_EVERY: Duration = Duration::from_secs(1);
+
+/// A search ends when so many are found, half of them at most of segments that one more loss would take: what can't be
+/// made again now is in nobody's way. The next one goes on from there.
+const LISTED_MAX: usize = 1024;
+
+/// Segments that a search looks at before it asks whether its slice is over.
+const LOOKED_AT_ONCE: usize = 32;
 
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -66,6 +74,33 @@ struct Repair {
     by_target: bool,
 }
 
+/// Segments that lack something are gone through, slice by slice: those first that one more loss would take.
+#[derive(Debug)]
+struct Search {
+    among: Among,
+    /// Whether one more loss would take the segment, how many of its shards are lost, and one of these.
+    found: Vec<(bool, usize, SegmentNo, u8)>,
+    next_slice_at: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Among {
+    AtRisk,
+    Weak,
+    Nothing,
+}
+
+impl Search {
+    /// Goes on among the others when this was all, or enough.
+    fn pass_on(&mut self, was_all: bool) {
+        self.among = match self.among {
+            Among::AtRisk if was_all || self.found.len() >= LISTED_MAX / 2 => Among::Weak,
+            Among::Weak if was_all || self.found.len() >= LISTED_MAX => Among::Nothing,
+            among => among,
+        };
+    }
+}
+
 /// What comes of a shard that was put.
 #[derive(Debug)]
 pub(crate) enum Made {
@@ -84,7 +119,10 @@ pub(crate) struct Repairer {
     pub(super) paused: BTreeMap<(SegmentNo, u8), (Instant, Duration)>,
     /// Shards to make again because their node has been away for long: next last.
     rebuild: Vec<(SegmentNo, u8)>,
-    rebuild_listed_at: Instant,
+    search: Option<Search>,
+    /// Up to where they were looked for: among those that one more loss would take, and among all that lack something.
+    searched_to: [Option<SegmentNo>; 2],
+    searched_at: Instant,
     /// Segments of which too many shards are damaged, in whatever places, to make one again from whole ones. What they
     /// hold is moved, block by block, since of each block enough may be there.
     stuck: BTreeSet<SegmentNo>,
@@ -105,7 +143,9 @@ impl Default for Repairer {
             running: Slab::new(REPAIRS_MAX),
             paused: BTreeMap::new(),
             rebuild: Vec::new(),
-            rebuild_listed_at: Instant::ZERO,
+            search: None,
+            searched_to: [None; 2],
+            searched_at: Instant::ZERO,
             stuck: BTreeSet::new(),
             strays: BTreeSet::new(),
             listing: BTreeMap::new(),
@@ -149,7 +189,7 @@ impl Repairer {
     pub(crate) fn is_at_rest(&self) -> bool {
         let has_none = self.queue.is_empty() && self.paused.is_empty() && self.rebuild.is_empty();
         let is_compared = self.strays.is_empty() && self.listing.is_empty();
-        !self.is_at_work() && has_none && is_compared && !self.degraded
+        !self.is_at_work() && self.search.is_none() && has_none && is_compared && !self.degraded
     }
 
     pub(crate) fn is_at_work(&self) -> bool {
@@ -171,8 +211,13 @@ impl Repairer {
 
     pub(crate) fn forget(&mut self, segment: SegmentNo) {
         self.stuck.remove(&segment);
-        self.queue.retain(|(no, _)| *no != segment);
-        self.paused.retain(|(no, _), _| *no != segment);
+        while let Some(shard) = self.queue.range((segment, 0)..=(segment, u8::MAX)).next().copied() {
+            self.queue.remove(&shard);
+        }
+        while let Some((shard, _)) = self.paused.range((segment, 0)..=(segment, u8::MAX)).next() {
+            let shard = *shard;
+            self.paused.remove(&shard);
+        }
     }
 
     /// How much it is needed that the segment's data are moved, or its shard made again which is missing or damaged.
@@ -207,12 +252,23 @@ impl Repairer {
         self.degraded = false;
     }
 
-    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
-    pub(crate) fn degraded_segments(&self, found: &Found, basis: &Basis, segments: &Segments) -> u64 {
-        let is_wanted = |no: &SegmentNo| !basis.is_foreign(*no) && segments.get(*no).is_some();
+    /// These segments, and all that have a shard to be made again where it lies.
+    pub(crate) fn with_wanted(
+        &self,
+        mut lacking: BTreeSet<SegmentNo>,
+        basis: &Basis,
+        segments: &Segments,
+    ) -> BTreeSet<SegmentNo> {
         let queued = self.queue.iter().map(|(no, _)| *no);
         let running = self.running.iter().filter(|(_, r)| !r.is_move).map(|(_, r)| r.segment);
-        let wanted: BTreeSet<SegmentNo> = queued.chain(running).filter(is_wanted).collect();
+        let is_there = |no: &SegmentNo| !basis.is_foreign(*no) && segments.get(*no).is_some();
+        lacking.extend(queued.chain(running).filter(is_there));
+        lacking
+    }
+
+    /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
+    pub(crate) fn degraded_segments(&self, found: &Found, basis: &Basis, segments: &Segments) -> u64 {
+        let wanted = self.with_wanted(BTreeSet::new(), basis, segments);
         (found.weak().len() + wanted.difference(found.weak()).count()) as u64
     }
 
@@ -236,12 +292,6 @@ impl Repairer {
         if may_repair {
             self.want(segment, index);
         }
-    }
-
-    /// Whether a shard of the segment is missing or damaged, and not only to be moved.
-    pub(crate) fn lacks_shard(&self, segment: SegmentNo) -> bool {
-        self.queue.range((segment, 0)..=(segment, u8::MAX)).next().is_some()
-            || self.running.iter().any(|(_, r)| r.segment == segment && !r.is_move)
     }
 
     /// Asserts what must hold between events (tests and the simulator).
@@ -321,29 +371,70 @@ impl Repairer {
     }
 
     /// Shards of lost nodes, those of the segments that one more loss would take last, and of these those that lack
-    /// most.
+    /// most. What is lost can't be used: such segments are weak.
     fn list_rebuild(&mut self, around: &mut Around<'_>) {
-        let pace = REBUILD_EVERY.min(around.basis.config.rebuild_after / 4);
-        if !self.rebuild.is_empty() || around.basis.now.since(self.rebuild_listed_at) < pace {
+        if !self.rebuild.is_empty() {
             return;
         }
-        self.rebuild_listed_at = around.basis.now;
-        let lacking = around.survey.look(around.topology(), around.segments);
-        let at_risk = lacking.at_risk().clone();
-        let weak: Vec<SegmentNo> = lacking.weak().range(around.basis.root().first_own()..).copied().collect();
-        drop(lacking);
-        let mut found: Vec<(bool, usize, SegmentNo, u8)> = Vec::new();
-        // What is given up can't be used: its segments are weak.
-        for no in weak {
-            let info = around.segments.get(no).filter(|info| info.is_needed() || info.kind == Kind::Run);
-            let Some(info) = info else { continue };
-            let missing = info.homes.iter().enumerate().filter(|(_, home)| self.is_given_up(around, **home));
-            let (is_at_risk, count) = (at_risk.contains(&no), missing.clone().count());
-            found.extend(missing.map(|(index, _)| (is_at_risk, count, no, index as u8)));
+        let now = around.basis.now;
+        if self.search.is_none() {
+            let pace = SEARCH_EVERY.min(around.basis.config.rebuild_after / 4);
+            if now.since(self.searched_at) < pace {
+                return;
+            }
+            self.searched_at = now;
+            let any_is_lost = around.segments.homes().any(|home| self.is_given_up(around, home));
+            self.search = any_is_lost.then(|| Search { among: Among::AtRisk, found: Vec::new(), next_slice_at: now });
         }
+        if let Some(search) = self.search.take_if(|search| search.next_slice_at <= now) {
+            self.go_on(search, around);
+        }
+    }
+
+    fn go_on(&mut self, mut search: Search, around: &mut Around<'_>) {
+        let count = around.turn.left(around.basis);
+        let mut looked_at = 0;
+        while looked_at < count && search.among != Among::Nothing {
+            let last = &mut self.searched_to[usize::from(search.among == Among::Weak)];
+            let next = next_lacking(around, search.among, *last);
+            looked_at += next.len().max(1);
+            *last = next.last().map(|(no, _)| *no).filter(|_| next.len() == LOOKED_AT_ONCE);
+            let was_all = last.is_none();
+            for (no, is_at_risk) in next {
+                self.list_given_up(around, no, is_at_risk, &mut search.found);
+            }
+            search.pass_on(was_all);
+        }
+        around.turn.slice("repairs: what is lost is looked for", looked_at);
+        if search.among != Among::Nothing {
+            search.next_slice_at = around.basis.next_slice_at();
+            self.search = Some(search);
+            return;
+        }
+        let mut found = search.found;
         found.sort_unstable();
+        found.dedup();
         self.rebuild = found.into_iter().map(|(_, _, no, index)| (no, index)).collect();
         self.degraded |= !self.rebuild.is_empty();
+    }
+
+    fn list_given_up(
+        &self,
+        around: &Around<'_>,
+        no: SegmentNo,
+        is_at_risk: bool,
+        found: &mut Vec<(bool, usize, SegmentNo, u8)>,
+    ) {
+        let info = around.segments.get(no).filter(|info| info.is_needed() || info.kind == Kind::Run);
+        let Some(info) = info else { return };
+        let missing = info.homes.iter().enumerate().filter(|(_, home)| self.is_given_up(around, **home));
+        let count = missing.clone().count();
+        found.extend(missing.map(|(index, _)| (is_at_risk, count, no, index as u8)));
+    }
+
+    /// When the search goes on, if nothing that it has found is left.
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.search.as_ref().map(|search| search.next_slice_at)
     }
 
     /// False where it can't be done now.
@@ -769,6 +860,15 @@ impl Repairer {
             self.paused.remove(&(segment, index));
         }
     }
+}
+
+/// The next few of the volume's own segments that lack something, and whether one more loss would take them.
+fn next_lacking(around: &Around<'_>, among: Among, last: Option<SegmentNo>) -> Vec<(SegmentNo, bool)> {
+    let found = around.survey.look(around.topology(), around.segments);
+    let set = if among == Among::AtRisk { found.at_risk() } else { found.weak() };
+    let from = last.map_or(Bound::Included(around.segments.first_own()), Bound::Excluded);
+    let next = set.range((from, Bound::Unbounded)).take(LOOKED_AT_ONCE);
+    next.map(|no| (*no, found.at_risk().contains(no))).collect()
 }
 
 #[cfg(test)]

@@ -49,19 +49,24 @@ impl Controller {
         self.append(record, Buf::empty(), Arc::from([]), done, out)
     }
 
-    /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15).
+    /// Forgets log entries that are destaged and that the last durable checkpoint covers (protocol rule 15), as many as
+    /// a slice allows.
     pub(crate) fn trim(&mut self, out: Out) {
-        let destaged = self.log.first_undestaged().prev();
-        let upto = if self.basis.config.mutations.trim_past_commit() {
-            destaged.min(self.log.completed)
-        } else {
-            destaged.min(self.checkpointer.durable().lsn)
-        };
-        if upto <= self.log.trimmed {
-            return;
+        let is_early = self.basis.config.mutations.trim_past_commit();
+        let upto = if is_early { self.log.completed } else { self.log.completed.min(self.checkpointer.durable().lsn) };
+        let (dropped, goes_on) = self.log.trim(upto, self.turn.left(&self.basis));
+        self.turn.slice("log: entries are forgotten", dropped);
+        self.log.trims_at = goes_on.then(|| self.basis.next_slice_at());
+        if dropped > 0 {
+            self.send_trims(out);
         }
-        self.log.trim(upto);
-        self.send_trims(out);
+    }
+
+    /// The next slice of that, if it is due.
+    pub(crate) fn drive_trim(&mut self, out: Out) {
+        if self.log.trims_at.is_some_and(|at| at <= self.basis.now) {
+            self.trim(out);
+        }
     }
 
     /// Tells legs what of the log they may forget.

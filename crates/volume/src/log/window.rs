@@ -171,6 +171,8 @@ pub struct Log {
     pub completed: Lsn,
     /// Everything up to here is gone from the window and may go from the legs.
     pub trimmed: Lsn,
+    /// When more may go, if there was too much for one turn.
+    pub trims_at: Option<Instant>,
     pub bytes: u64,
     in_flight_bytes: u64,
     /// Bytes ever appended by this opening.
@@ -192,6 +194,7 @@ impl Default for Log {
             entries: VecDeque::new(),
             completed: Lsn::ZERO,
             trimmed: Lsn::ZERO,
+            trims_at: None,
             bytes: 0,
             in_flight_bytes: 0,
             total_bytes: 0,
@@ -411,18 +414,22 @@ impl Log {
             .map_or(self.next_lsn(), |(lsn, _)| lsn)
     }
 
-    /// Drops entries up to and including `upto`, which are completed and nowhere named.
-    pub fn trim(&mut self, upto: Lsn) {
+    /// Drops entries up to and including `upto`, which are completed, and no further than what only the log has; at most
+    /// `count` of them. How many it were, and whether there are more.
+    pub fn trim(&mut self, upto: Lsn, count: usize) -> (usize, bool) {
         assert!(upto <= self.completed, "trim to {upto:?} beyond the completed {:?}", self.completed);
-        while self.first <= upto {
+        let mut dropped = 0;
+        let is_dropped = |entry: &Entry| entry.live_blocks == 0;
+        while dropped < count && self.first <= upto && self.entries.front().is_some_and(is_dropped) {
             self.count_held_no_more(self.first);
-            let entry = self.entries.pop_front().expect("completed entries are in the window");
+            let entry = self.entries.pop_front().expect("just seen");
             self.bytes -= entry.size_bytes();
-            self.live_blocks -= entry.live_blocks;
             self.waiting_blocks -= entry.waiting_blocks();
+            self.trimmed = self.trimmed.max(self.first);
             self.first = self.first.next();
+            dropped += 1;
         }
-        self.trimmed = self.trimmed.max(upto);
+        (dropped, dropped == count && self.first <= upto)
     }
 
     /// Walks over the window, and asserts that what is kept says the same (tests and the simulator).
@@ -497,7 +504,19 @@ mod tests {
                 5 => log.destage_again(&[any]),
                 6 => log.on_held(any, prng.below(3) as u8),
                 7 if any > log.completed => log.give_to(any, ledger(2)),
-                8 if prng.chance(100) => log.trim(log.first_undestaged().prev().min(log.completed)),
+                8 if prng.chance(100) => {
+                    let (end, first) = (log.first_undestaged().min(log.completed.next()), log.first());
+                    let (dropped, goes_on) = log.trim(log.completed, 20);
+                    assert_eq!(
+                        log.first(),
+                        Lsn(end.0.min(first.0 + 20)),
+                        "{dropped} dropped from {first:?} to {end:?}"
+                    );
+                    assert_eq!(
+                        (goes_on, dropped as u64),
+                        (dropped == 20 && log.first() <= log.completed, log.first().0 - first.0)
+                    );
+                }
                 _ => {}
             }
             log.verify();

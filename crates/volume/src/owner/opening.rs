@@ -896,7 +896,8 @@ impl Controller {
         let quiet = self.write_ops.is_empty() && self.writes.is_empty() && self.reads.is_empty();
         let destaged = self.log.first_undestaged() > self.log.completed;
         let idle = self.writer.is_empty() && self.direct.is_empty() && self.checkpointer.is_idle();
-        let is_clean = quiet && destaged && idle && !self.wants.checkpoint && self.log.in_flight() == 0;
+        let is_trimmed = self.log.trims_at.is_none();
+        let is_clean = quiet && destaged && is_trimmed && idle && !self.wants.checkpoint && self.log.in_flight() == 0;
         if is_clean || self.close_by.is_some_and(|by| by <= self.basis.now) {
             self.leave(State::Closed, BlockError::ShuttingDown, out);
         }

@@ -148,8 +148,8 @@ impl Totals {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Sums {
     totals: Totals,
-    /// Their shards on each device that has any.
-    shards_on: BTreeMap<DeviceId, u64>,
+    /// Their shards in each place that has any.
+    shards_at: BTreeMap<Leg, u64>,
 }
 
 impl Sums {
@@ -165,22 +165,22 @@ impl Sums {
 
     fn come_home(&mut self, homes: &[Leg]) {
         for home in homes {
-            *self.shards_on.entry(home.device).or_default() += 1;
+            *self.shards_at.entry(*home).or_default() += 1;
         }
     }
 
     fn leave_home(&mut self, homes: &[Leg]) {
         for home in homes {
-            let count = self.shards_on.get_mut(&home.device).expect("it was counted when it came");
+            let count = self.shards_at.get_mut(home).expect("it was counted when it came");
             *count -= 1;
             if *count == 0 {
-                self.shards_on.remove(&home.device);
+                self.shards_at.remove(home);
             }
         }
     }
 
     fn shards_on(&self, device: DeviceId) -> u64 {
-        self.shards_on.get(&device).copied().unwrap_or_default()
+        self.shards_at.iter().filter(|(leg, _)| leg.device == device).map(|(_, count)| count).sum()
     }
 }
 
@@ -325,6 +325,11 @@ impl Segments {
         self.all.shards_on(device) - self.foreign.shards_on(device)
     }
 
+    /// Where any shards lie, origins' included.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = Leg> {
+        self.all.shards_at.keys().copied()
+    }
+
     /// Walks over the whole table, and asserts that what is kept says the same (tests and the simulator).
     pub(crate) fn verify(&self) {
         let (mut all, mut foreign) = (Sums::default(), Sums::default());
@@ -352,6 +357,12 @@ impl Segments {
         self.iter_from(self.first_own)
     }
 
+    /// The volume's own ones behind that one.
+    pub(crate) fn own_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        let from = last.map_or(Bound::Included(self.first_own), Bound::Excluded);
+        self.segments.range((from, Bound::Unbounded)).map(|(no, info)| (*no, info))
+    }
+
     /// Those of its origins.
     pub(crate) fn foreign(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
         self.segments.range(..self.first_own).map(|(no, info)| (*no, info))
@@ -363,8 +374,20 @@ impl Segments {
     }
 
     /// What changed, in what counts for judging segments, since the last call.
-    pub(crate) fn take_touched(&self) -> BTreeSet<SegmentNo> {
-        self.touched.take()
+    pub(crate) fn take_touched(&self, count: usize) -> BTreeSet<SegmentNo> {
+        let mut touched = self.touched.borrow_mut();
+        if touched.len() <= count {
+            return std::mem::take(&mut *touched);
+        }
+        std::iter::from_fn(|| touched.pop_first()).take(count).collect()
+    }
+
+    pub(crate) fn touched_count(&self) -> usize {
+        self.touched.borrow().len()
+    }
+
+    pub(crate) fn is_touched(&self, no: SegmentNo) -> bool {
+        self.touched.borrow().contains(&no)
     }
 
     pub(crate) fn get(&self, no: SegmentNo) -> Option<&SegmentInfo> {
@@ -639,12 +662,12 @@ pub(crate) mod tests {
     #[test]
     fn what_was_there_before_a_reset_is_judged_anew() {
         let mut table = table();
-        table.take_touched();
+        table.take_touched(usize::MAX);
         let given = table.take_number(Epoch(3));
         table.unsettle(given);
         table.reset(no(0, 0));
         table.verify();
-        assert_eq!(table.take_touched(), BTreeSet::from([no(1, 7), no(2, 0)]));
+        assert_eq!(table.take_touched(usize::MAX), BTreeSet::from([no(1, 7), no(2, 0)]));
         assert!(table.is_unsettled(given) && table.next_number(Epoch(3)) > given);
         table.settle(given);
         assert!(!table.is_unsettled(given) && table.len() == 0);

@@ -4,11 +4,17 @@
 //! and the host asks for the state of every volume all the time. So what a segment lacks is judged when it, or what the
 //! judgement goes by, has changed: the table notes the segments that did, and the rest is compared as a whole.
 //!
-//! Invariant: a survey finds what a walk over the whole table would ([`Survey::verify`] walks).
+//! States: settled -> terms have changed, or many segments have -> they are judged anew, slice by slice -> settled. What
+//! is not judged yet counts as it was judged last, so a survey that is not settled says nothing of a volume's being
+//! whole ([`Survey::is_settled`]).
+//!
+//! Invariant: of what was judged a survey finds what a walk over the whole table would ([`Survey::verify`] walks).
 
 use super::topology::Topology;
+use crate::basis::Basis;
 use crate::segment::{Kind, SegmentInfo, Segments};
-use holdfast_base::MediaClass;
+use crate::turn::Turn;
+use holdfast_base::{Instant, MediaClass};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -59,6 +65,10 @@ impl Found {
     pub(crate) fn first(&self) -> &BTreeSet<SegmentNo> {
         &self.first
     }
+
+    fn sets(&self) -> [&BTreeSet<SegmentNo>; 5] {
+        [&self.weak, &self.at_risk, &self.crowded, &self.astray, &self.first]
+    }
 }
 
 fn set(of: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_in: bool) {
@@ -69,33 +79,105 @@ fn set(of: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_in: bool) {
     }
 }
 
+/// Segments that changed are judged when they are asked for, if they are no more than that.
+const AT_ONCE: usize = 256;
+
+/// A judgement costs as much as so many runs.
+const RUNS_A_SEGMENT: usize = 2;
+
 /// What was found last, and what it was judged by.
 #[derive(Debug, Default)]
+struct State {
+    terms: Terms,
+    found: Found,
+    /// While the table is judged anew: up to which segment that was done.
+    round: Option<Option<SegmentNo>>,
+}
+
+impl State {
+    /// Other terms: all is judged anew.
+    fn compare(&mut self, topology: Topology<'_>) {
+        let terms = terms(topology);
+        if self.terms != terms {
+            (self.terms, self.round) = (terms, Some(None));
+        }
+    }
+
+    /// Judges up to `count` of the segments that changed; how many it were.
+    fn judge_touched(&mut self, topology: Topology<'_>, segments: &Segments, count: usize) -> usize {
+        let touched = segments.take_touched(count);
+        touched.iter().for_each(|no| judge(&mut self.found, topology, *no, segments.get(*no)));
+        touched.len()
+    }
+
+    /// Goes on with the round that is under way; how many segments it were.
+    fn judge_table(&mut self, topology: Topology<'_>, segments: &Segments, count: usize) -> usize {
+        let Some(mut last) = self.round else { return 0 };
+        let mut judged = 0;
+        for (no, info) in segments.iter_after(last).take(count) {
+            judge(&mut self.found, topology, no, Some(info));
+            (last, judged) = (Some(no), judged + 1);
+        }
+        self.round = (judged == count).then_some(last);
+        judged
+    }
+}
+
+#[derive(Debug, Default)]
 pub(crate) struct Survey {
-    last: RefCell<(Terms, Found)>,
+    state: RefCell<State>,
+    slice_at: Option<Instant>,
 }
 
 impl Survey {
-    /// What there is to find now. The root is known.
+    /// What there is to find, as far as it was judged. The root is known.
     pub(crate) fn look(&self, topology: Topology<'_>, segments: &Segments) -> Ref<'_, Found> {
-        let terms = terms(topology);
-        let touched = segments.take_touched();
         {
-            let (judged_by, found) = &mut *self.last.borrow_mut();
-            if *judged_by == terms {
-                for no in touched {
-                    judge(found, topology, no, segments.get(no));
-                }
-            } else {
-                (*judged_by, *found) = (terms, walk(topology, segments));
+            let state = &mut *self.state.borrow_mut();
+            state.compare(topology);
+            if segments.touched_count() <= AT_ONCE {
+                state.judge_touched(topology, segments, AT_ONCE);
             }
         }
-        Ref::map(self.last.borrow(), |(_, found)| found)
+        Ref::map(self.state.borrow(), |state| &state.found)
+    }
+
+    /// Whether all was judged that [`Survey::look`] gives.
+    pub(crate) fn is_settled(&self, topology: Topology<'_>, segments: &Segments) -> bool {
+        self.look(topology, segments);
+        self.state.borrow().round.is_none() && segments.touched_count() == 0
+    }
+
+    /// Judges the next slice, if there is one and it is due.
+    pub(crate) fn go_on(&mut self, basis: &Basis, topology: Topology<'_>, segments: &Segments, turn: &mut Turn) {
+        if self.is_settled(topology, segments) {
+            self.slice_at = None;
+            return;
+        }
+        if self.slice_at.is_some_and(|at| at > basis.now) {
+            return;
+        }
+        self.slice_at = Some(basis.next_slice_at());
+        let state = self.state.get_mut();
+        let mut left = turn.left(basis).div_ceil(RUNS_A_SEGMENT);
+        left -= state.judge_touched(topology, segments, left);
+        left -= state.judge_table(topology, segments, left);
+        let judged = turn.left(basis).div_ceil(RUNS_A_SEGMENT) - left;
+        turn.slice("survey: segments are judged", judged * RUNS_A_SEGMENT);
+    }
+
+    pub(crate) fn slice_deadline(&self) -> Option<Instant> {
+        self.slice_at
     }
 
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self, topology: Topology<'_>, segments: &Segments) {
-        assert_eq!(*self.look(topology, segments), walk(topology, segments), "the survey is what a walk finds");
+        let found = self.look(topology, segments).clone();
+        let round = self.state.borrow().round;
+        let is_judged = |no: &SegmentNo| round.is_none_or(|last| Some(*no) <= last) && !segments.is_touched(*no);
+        let walked = walk(topology, segments);
+        let judged = |found: &Found| found.sets().map(|set| set.iter().copied().filter(is_judged).collect::<Vec<_>>());
+        assert_eq!(judged(&found), judged(&walked), "a survey is what a walk finds");
     }
 }
 
@@ -145,24 +227,39 @@ fn is_weak(topology: Topology<'_>, no: SegmentNo, info: &SegmentInfo) -> bool {
 mod tests {
     use super::*;
     use crate::basis::tests::basis;
+    use crate::peers::Peers;
     use crate::peers::tests::{leg, peers};
     use crate::segment::tests::{info, no};
-    use holdfast_base::{Instant, NodeId};
+    use holdfast_base::NodeId;
 
     const AT: Instant = Instant(1_000_000_000);
 
+    /// Judges all, slice by slice; how many it were.
+    fn settle(survey: &mut Survey, basis: &mut Basis, peers: &Peers, segments: &Segments) -> usize {
+        for slices in 0.. {
+            let mut turn = Turn::default();
+            survey.go_on(basis, Topology::new(basis, peers), segments, &mut turn);
+            survey.verify(Topology::new(basis, peers), segments);
+            assert!(turn.runs <= basis.config.slice_runs_max, "a turn of {}", turn.runs);
+            match survey.slice_deadline() {
+                Some(at) => basis.now = at,
+                None => return slices,
+            }
+        }
+        unreachable!("it ends")
+    }
+
     #[test]
     fn what_lacks_something_is_found_as_segments_and_devices_change() {
-        let (basis, mut peers) = (basis("mirror:2"), peers(AT, &[1, 1, 2]));
-        let (survey, mut segments) = (Survey::default(), Segments::default());
+        let (mut basis, mut peers) = (basis("mirror:2"), peers(AT, &[1, 1, 2]));
+        let (mut survey, mut segments) = (Survey::default(), Segments::default());
         segments.insert(no(1, 0), info(8, 8, &[leg(1, 0), leg(2, 0)]));
         segments.insert(no(1, 1), info(8, 8, &[leg(3, 0), leg(3, 1)]));
         segments.insert(no(1, 2), info(8, 0, &[leg(1, 0), leg(3, 0)]));
         let of = |set: &BTreeSet<SegmentNo>| set.iter().map(|no| no.counter).collect::<Vec<_>>();
-        let found = |peers: &_, segments: &Segments| {
-            let topology = Topology::new(&basis, peers);
-            survey.verify(topology, segments);
-            let found = survey.look(topology, segments);
+        let mut found = |peers: &_, segments: &Segments| {
+            settle(&mut survey, &mut basis, peers, segments);
+            let found = survey.look(Topology::new(&basis, peers), segments);
             [of(found.weak()), of(found.at_risk()), of(found.crowded())]
         };
         assert_eq!(found(&peers, &segments), [vec![1], vec![1], vec![1]], "one node has both copies");
@@ -175,5 +272,39 @@ mod tests {
         assert_eq!(found(&peers, &segments), [vec![2], vec![], vec![]]);
         segments.reset(no(0, 0));
         assert_eq!(found(&peers, &segments), nothing);
+    }
+
+    #[test]
+    fn a_large_table_is_judged_in_slices_whatever_changes_meanwhile() {
+        const SEGMENTS: u64 = 2000;
+        let (mut basis, mut peers) = (basis("mirror:2"), peers(AT, &[1, 1, 2]));
+        basis.config.slice_runs_max = 64;
+        let (mut survey, mut segments) = (Survey::default(), Segments::default());
+        for counter in 0..SEGMENTS {
+            segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        }
+        let topology = Topology::new(&basis, &peers);
+        assert!(!survey.is_settled(topology, &segments), "nothing was judged yet");
+        assert!(settle(&mut survey, &mut basis, &peers, &segments) > 60);
+        peers.on_down(AT, NodeId(1));
+        let weak = |survey: &Survey, basis: &Basis, peers: &Peers, segments: &Segments| {
+            survey.look(Topology::new(basis, peers), segments).weak().len() as u64
+        };
+        let is_settled = |survey: &Survey, basis: &Basis, peers: &Peers, segments: &Segments| {
+            survey.is_settled(Topology::new(basis, peers), segments)
+        };
+        for step in 0..10 {
+            survey.go_on(&basis, Topology::new(&basis, &peers), &segments, &mut Turn::default());
+            segments.rehome(no(1, step), &[(0, leg(3, 0))]);
+            segments.rehome(no(1, SEGMENTS - 1 - step), &[(0, leg(3, 0))]);
+            segments.remove(no(1, 100 + step));
+            survey.verify(Topology::new(&basis, &peers), &segments);
+            assert!(!is_settled(&survey, &basis, &peers, &segments));
+            basis.now = survey.slice_deadline().expect("it goes on");
+        }
+        assert!((100..1000).contains(&weak(&survey, &basis, &peers, &segments)), "as far as it was judged");
+        assert!(settle(&mut survey, &mut basis, &peers, &segments) > 40);
+        assert_eq!(weak(&survey, &basis, &peers, &segments), SEGMENTS - 30);
+        assert!(is_settled(&survey, &basis, &peers, &segments));
     }
 }
