@@ -19,6 +19,11 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-erasure", ours: &[], theirs: Some(&["thiserror"]) },
     Allowed { name: "holdfast-cipher", ours: &["holdfast-base"], theirs: Some(&["ring"]) },
     Allowed { name: "holdfast-format", ours: &["holdfast-base"], theirs: Some(&["postcard", "serde", "serde_json"]) },
+    Allowed {
+        name: "holdfast-compress",
+        ours: &["holdfast-base", "holdfast-format"],
+        theirs: Some(&["lz4_flex", "thiserror", "zstd-safe"]),
+    },
     Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde"]) },
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {

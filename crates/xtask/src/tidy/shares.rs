@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates whose code the simulator runs.
-const DRIVEN: [&str; 9] = ["base", "cipher", "cluster", "erasure", "filter", "format", "host", "store", "volume"];
+const DRIVEN: [&str; 10] =
+    ["base", "cipher", "cluster", "compress", "erasure", "filter", "format", "host", "store", "volume"];
 
 /// Crates that do I/O, or stand around what does.
 const SHELL: [&str; 2] = ["holdfast", "runtime"];

@@ -1,0 +1,97 @@
+//! Units as they are on disk: whatever library opens them later, they give these blocks.
+//!
+//! The programs `zstd` and `lz4` open them, too, with the frames around them that these want.
+
+use holdfast_base::{BLOCK_BYTES, crc32c};
+use holdfast_compress::{Packed, Packer};
+use holdfast_format::packing::Codec;
+
+/// Lines of a log, which come again with another number, up to a whole block.
+fn log_lines() -> [u8; BLOCK_BYTES] {
+    let words = ["read", "write", "flush", "discard"];
+    let line = |n: usize| {
+        let (round, m) = (n / 16, n % 16);
+        format!(
+            "{round} {} lba={:#x} blocks={} took={} us\n",
+            words[m * m % 7 % 4],
+            m * m * 4099,
+            m % 8,
+            m * 7919 % 1009
+        )
+    };
+    let text: String = (0..200).map(line).collect();
+    text.as_bytes()[..BLOCK_BYTES].try_into().expect("two hundred lines are more than a block")
+}
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16).expect("two digits");
+    digits.chunks(2).map(pair).collect()
+}
+
+fn hex_of(bytes: &[u8]) -> String {
+    let line = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
+    bytes.chunks(48).map(line).collect()
+}
+
+/// Fails with what is packed today, for whoever adds a unit here.
+fn assert_opens(codec: Codec, unit: &str, block: &[u8; BLOCK_BYTES]) {
+    let mut packer = Packer::new();
+    let opened = packer.open(codec, &bytes_of(unit)).copied();
+    let Packed::Unit { bytes, .. } = packer.pack(codec, block) else { panic!("it is worth it") };
+    let today = hex_of(bytes);
+    assert!(opened == Ok(*block), "{codec:?} gives {:?}; today's unit is\n{today}", opened.map(|_| "another block"));
+}
+
+#[test]
+fn units_of_zeroes_open() {
+    assert_opens(Codec::Lz4, LZ4_ZEROES, &[0; BLOCK_BYTES]);
+    assert_opens(Codec::Zstd, ZSTD_ZEROES, &[0; BLOCK_BYTES]);
+}
+
+#[test]
+fn units_of_log_lines_open() {
+    let block = log_lines();
+    assert_eq!(crc32c(&block), 130_295_603, "the block is the known one");
+    assert_opens(Codec::Lz4, LZ4_LOG_LINES, &block);
+    assert_opens(Codec::Zstd, ZSTD_LOG_LINES, &block);
+}
+
+const LZ4_ZEROES: &str = "
+    1f000100fffffffffffffffffffffffffffffff560000000000000000000000000000000000000000000000000000000
+    00000000000000000000000000000025";
+const ZSTD_ZEROES: &str = "
+    00104d00001000000100fbf7011600000000000000000000000000000000000000000000000000000000000000000000
+    00000000000000000000000000000032";
+const LZ4_LOG_LINES: &str = "
+    f31a302072656164206c62613d30783020626c6f636b733d3020746f6f6b3d302075730a302077726974652300443130
+    3033260012312600323835362800074a00443430306327001232270032373033270053666c7573684f00443930316228
+    00123328002335357700082800007700059e001234290032333937510007780045313930345100123528003232343428
+    0008c8004532343036a2001236290022393128000750004533313039f000133727001334780008500000f10005a10003
+    3f01233739790007510045353130665100034101233634790008f2004536343132a10003430132343838a20008290045
+    37393136f300034401323333352900077a00006b0105a20003430132313832280008cb00456139316651000444011239
+    28000750004563343234a10003420123383878000850004565313261f30003440121373379001f317e020e1f317e0214
+    094a00008d01045602033b01037e0219313b01001301042800033a01037e020a28000f7e02080978000f7e02080ac800
+    0f7e02070950000f7e02080a500000f10005dc010a7e020951000f7e02080af2000f7e02080a29000f7e0208097a0000
+    6b0105a2000a7e020acb000f7e02070950000f7e02080a50000f7e02081f327e020e1f327e0214094a00008d01045602
+    0a7e021f327e02140a28000f7e02080978000f7e02080ac8000f7e02070950000f7e02080a500000f10005dc010a7e02
+    0951000f7e02080af2000f7e02080a29000f7e0208097a000f7e02080acb000f7e02070950000f7e02080a50000f7e02
+    081f337e020e1f337e0214094a00008d010f7e02031f337e02140a28000f7e02080978000f7e02080ac8000f7e020709
+    50000f7e02080a500000f1000f7e02040951000f7e02080af2000f7e02080a29000f7e0208097a000f7e02080acb000f
+    7e02070950000f7e02080a50000f7e02081f347e020e1f347e0214094a00008d010f7e02031f347e02140a28000f7e02
+    080978000f7e02080ac8000f7e02070950000f7e02080a500000f1000f7e02040951000f7e02080af2000f7e02080a29
+    000f7e0208097a000f7e02080acb000f7e02070950000f7e02080a50000f7e02081f357e020e1f357e0214094a00008d
+    010f7e02031f357e02140a28000f7e02080978000f7e02080ac8000f7e02070950000f7e02080a500000f1000f7e0204
+    0951000f7e02080af2000f7e02080a29000f7e0208097a000f7e02080acb000f7e02070950000f7e02080a50000f7e02
+    081f367e020e1f367e0214094a00008d010f7e02031f367e02140a28000f7e02080978000f7e02080ac8000a7e026020
+    746f6f6b3d00000000000000000000000000000000000000000000000000000000000000000000000000000000000000
+    0000000000000000000000000000003b";
+const ZSTD_LOG_LINES: &str = "
+    0010250a002690291990b5e908662b9c5661d9c7e6ff21ac4db69429a5a1fa9707272d001f001f00dc11482c0c04cf74
+    d95e74d01b078a0104813180c4c21852381c14c690446139181463054312c56004240384b13ce638dea57cf145c248c7
+    6ccb76f3637c46f354edfd4bdfa139be378ec84a6ddbb6244992244972ac8d937240c751cbfbe59414024fd2839fc21d
+    b2ad545555554544444444444444f4ffffffffff6fdbb66ddbb6ddb66d1b8093a861c06374ff37a0339b0e124020b014
+    4a115018c10843f05f1164fc013a3f81b7d93ef1e497bfd4f729270eda513eae786f8e6fbb79e41367fcdacda35e3120
+    501a8e8251d1a00cc2019b06f569f677a6e9f4c0607542f6c993f249a649ebd5594fca2833a77a59de2051d413cf9f7a
+    76999059da1f979b7c578aa4ef14632e140d6d991594a93797fe3b90ca28366d1691d364d48fd9fc2a00000000000000
+    000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000037";
