@@ -28,7 +28,7 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
-        ours: &["holdfast-base", "holdfast-cipher", "holdfast-format", "holdfast-erasure"],
+        ours: &["holdfast-base", "holdfast-cipher", "holdfast-compress", "holdfast-format", "holdfast-erasure"],
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed {
@@ -38,6 +38,7 @@ const EDGES: &[Allowed] = &[
     },
     Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },
     Allowed { name: "holdfast-filter", ours: &["holdfast-base"], theirs: Some(&[]) },
+    Allowed { name: "holdfast-qos", ours: &["holdfast-base"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-host",
         ours: &[
