@@ -284,7 +284,7 @@ impl Geometry {
         self.copies * (self.parity + 1) - 1
     }
 
-    fn row_blocks(&self) -> u32 {
+    pub fn row_blocks(&self) -> u32 {
         self.stripe_blocks * u32::from(self.data)
     }
 

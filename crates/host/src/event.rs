@@ -14,11 +14,12 @@ use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
 use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Codec;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Why};
+use holdfast_volume::{Event as VolumeEvent, Lane, PackedPayload, PreloadState, Why};
 use std::collections::BTreeSet;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
@@ -57,6 +58,11 @@ pub enum Event {
     Meta {
         call: Call,
         reply: MetaReply,
+    },
+    /// What came of [`Effect::Pack`]: nothing, where no block is made smaller.
+    Packed {
+        call: Call,
+        packed: Option<PackedPayload>,
     },
     /// Of a client, in a session that [`crate::Host::open_session`] has opened.
     Request {
@@ -468,6 +474,12 @@ pub enum Effect {
     Meta {
         call: Call,
         request: MetaRequest,
+    },
+    /// Pack these blocks with [`holdfast_volume::pack_blocks`], on another thread if there is one.
+    Pack {
+        call: Call,
+        codec: Codec,
+        blocks: Vec<Buf>,
     },
     /// To a client; `to` is its front end's name for the session.
     Reply {

@@ -162,6 +162,9 @@ impl Host {
             Event::Meta { call, reply } => {
                 self.drive(now, call.volume, VolumeEvent::Meta { token: call.token, reply }, out);
             }
+            Event::Packed { call, packed } => {
+                self.drive(now, call.volume, VolumeEvent::Packed { job: call.token, packed }, out);
+            }
             Event::NodeUp { node, boot, version, devices } => {
                 self.nodes_up.insert(node, NodeUp { boot, version, devices });
                 let event = self.node_up(node);
@@ -326,6 +329,9 @@ impl Host {
                 VolumeEffect::Reply(reply) => self.replies.push_back((at, reply)),
                 VolumeEffect::Meta { token, request } => {
                     out.push(Effect::Meta { call: Call { volume: at, token }, request });
+                }
+                VolumeEffect::Pack { job, codec, blocks } => {
+                    out.push(Effect::Pack { call: Call { volume: at, token: job }, codec, blocks });
                 }
                 VolumeEffect::Reconnect { node } => out.push(Effect::Reconnect { node }),
                 VolumeEffect::Notice(notice) => {

@@ -6,10 +6,11 @@
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
 use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId};
+use holdfast_format::packing::Codec;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
-use holdfast_volume::{Effect, Event, Target};
-use std::collections::VecDeque;
+use holdfast_volume::{Effect, Event, Target, pack_blocks};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// A connection whose greeting is not answered for so long is given up and made again.
@@ -43,6 +44,13 @@ pub(crate) struct Greeting {
 /// Of the messages, that a process speaks: while a grid is brought to a new release some are of the one before.
 pub(crate) fn versions_of(is_new: bool) -> Versions {
     Versions { newest: if is_new { WIRE.newest } else { WIRE.oldest }, ..WIRE }
+}
+
+/// Blocks that are being packed: for which life of a process, and what it is told.
+#[derive(Default)]
+pub(crate) struct Packing {
+    begun: u64,
+    ends: BTreeMap<u64, ((MachineAt, u64), Event)>,
 }
 
 /// One host process. Machines keep their places for ever; a crash empties them all.
@@ -302,6 +310,7 @@ impl<M: Machine> World<M> {
                 self.outputs.push_back(Output::Reply { at, reply });
             }
             Effect::Meta { token, request } => self.call_meta(at, token, request),
+            Effect::Pack { job, codec, blocks } => self.pack_later(at, job, codec, &blocks),
             Effect::Reconnect { node } => {
                 if let Some(conn) = self.net.current(at.host, node.0 as usize - 1) {
                     self.drop_connection(conn);
@@ -311,6 +320,32 @@ impl<M: Machine> World<M> {
                 self.trace.event(self.now, &[27], || format!("{at:?} notices {notice:?}"));
                 self.outputs.push_back(Output::Notice { at, notice });
             }
+        }
+    }
+
+    /// Blocks are packed at once, and that is told when a worker could have done it: mostly soon, at times too late.
+    fn pack_later(&mut self, at: MachineAt, job: u64, codec: Codec, blocks: &[Buf]) {
+        let packed = pack_blocks(codec, blocks);
+        let us_max = if self.prng.chance(50) { 80_000 } else { 8_000 };
+        let due = self.now + Duration::from_micros(self.prng.between(50, us_max));
+        let number = self.packing.begun;
+        self.packing.begun += 1;
+        let by = (at, self.hosts[at.host].generation);
+        self.packing.ends.insert(number, (by, Event::Packed { job, packed }));
+        self.schedule(due, Happening::Packed { number });
+    }
+
+    /// A process that is stopped hears of it later, one that was started since does not.
+    pub(crate) fn packed(&mut self, number: u64) {
+        let ((at, generation), _) = self.packing.ends[&number];
+        let host = &self.hosts[at.host];
+        if host.paused {
+            return self.schedule(self.now + Duration::from_millis(1), Happening::Packed { number });
+        }
+        let is_there = host.generation == generation;
+        let (_, event) = self.packing.ends.remove(&number).expect("just seen");
+        if is_there {
+            self.machine_handles(at, event);
         }
     }
 

@@ -112,6 +112,8 @@ pub struct Plan {
     pub read_cache_per_mille: u32,
     /// Its volumes are encrypted.
     pub encrypted: bool,
+    /// Its volumes' blocks are packed.
+    pub packs: bool,
     /// Of each disk of a node; of the others nothing is known.
     pub media: Vec<MediaClass>,
     /// Of the volume.
@@ -160,7 +162,10 @@ impl Plan {
             _ => Layout::Parity { data: 4, parity: 2 },
         };
         let nodes_min = u64::from(layout.width()).max(u64::from(layout.failures()) + 2);
-        let segment_bytes = 64 << 10 << prng.below(3);
+        let packs = Prng::new(seed ^ 0x9ac4ed).chance(333);
+        // What is packed has whole rows: segments have some of them, whatever the layout. Full grids are too small for that.
+        let rows = if packs && profile != Profile::Full { 4 } else { 1 };
+        let segment_bytes = (64 << 10 << prng.below(3)) * rows;
         let mut plan = Plan {
             seed,
             profile,
@@ -176,6 +181,7 @@ impl Plan {
             },
             volume_bytes: 1 << 20 << prng.below(3),
             writeback_bytes: 512 << 10 << prng.below(3),
+            packs,
             segment_bytes,
             direct_bytes: segment_bytes / 2,
             map_cache_bytes: 64 << 10 << prng.below(4),

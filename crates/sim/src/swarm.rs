@@ -18,6 +18,7 @@ use holdfast_base::{
     DeviceId, Epoch, InstanceId, Instant, MediaClass, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, SegmentId,
     VolumeId,
 };
+use holdfast_format::features::Feature;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
@@ -168,6 +169,9 @@ impl Run {
         let mut root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
         root.tiers = plan.tiers;
         root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
+        if plan.packs {
+            root.features = root.features.with(Feature::Packed);
+        }
         let key = root_key(VOLUME);
         world.meta.apply(&MetaRequest::Swap {
             key,

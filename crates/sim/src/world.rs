@@ -9,7 +9,7 @@
 //! 3. A paused process finds everything that came meanwhile, in order, when it goes on.
 
 use crate::disk::DiskFaults;
-use crate::host::HostProc;
+use crate::host::{HostProc, Packing};
 use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
 use crate::node::{NodeAsk, NodeProc};
@@ -145,6 +145,10 @@ pub(crate) enum Happening {
         from: usize,
         to: usize,
     },
+    /// Blocks that a machine of a host wanted to be packed are.
+    Packed {
+        number: u64,
+    },
     HostTick {
         at: MachineAt,
         due: Instant,
@@ -196,6 +200,7 @@ pub struct World<M> {
     sequence: u64,
     pub trace: Trace,
     pub prng: Prng,
+    pub(crate) packing: Packing,
     pub net: Net,
     pub meta: MetaStore,
     pub meta_is_elsewhere: bool,
@@ -255,6 +260,7 @@ impl<M: Machine> World<M> {
             asks_lost_one_in: 0,
             mixed: false,
             prng,
+            packing: Packing::default(),
         }
     }
 
@@ -293,6 +299,7 @@ impl<M: Machine> World<M> {
             Happening::NodeTick { node, generation, reactor, due } => self.node_tick(node, generation, reactor, due),
             Happening::Told { node, generation, from, to } => self.node_told(node, generation, from, to),
             Happening::HostTick { at, due } => self.host_tick(at, due),
+            Happening::Packed { number } => self.packed(number),
             Happening::MetaArrives { call } => self.meta_arrives(call),
             Happening::MetaApplies { call } => self.meta_applies(call),
             Happening::MetaAnswers { call } => self.meta_answers(call),

@@ -150,7 +150,7 @@ impl Controller {
         let is_degraded = |no: &SegmentNo| {
             let Some(info) = self.segments.get(*no) else { return false };
             self.basis.is_foreign(*no)
-                || info.live > 0 && (is_narrow(info) || is_crowded(info))
+                || info.is_live() && (is_narrow(info) || is_crowded(info))
                 || info.homes.iter().any(is_out)
         };
         let found = self.survey();

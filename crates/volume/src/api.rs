@@ -2,6 +2,7 @@
 
 use crate::care::Sharing;
 use crate::map::{CloneInfo, Snapshot};
+use crate::segment::units::PackedPayload;
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
@@ -11,6 +12,7 @@ use holdfast_base::{
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
+use holdfast_format::packing::Codec;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::tier::Tiers;
@@ -175,6 +177,11 @@ pub enum Event {
     Preload,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
+    /// What came of [`Effect::Pack`]: nothing, where no block is made smaller.
+    Packed {
+        job: u64,
+        packed: Option<PackedPayload>,
+    },
     Request {
         target: Target,
         request: BlockRequest,
@@ -342,6 +349,13 @@ pub enum Effect {
         payload: Vec<Buf>,
     },
     Reply(BlockReply),
+    /// Pack these blocks with [`pack_blocks`](crate::pack_blocks), on another thread if there is one, and tell by
+    /// [`Event::Packed`].
+    Pack {
+        job: u64,
+        codec: Codec,
+        blocks: Vec<Buf>,
+    },
     Meta {
         token: u64,
         request: MetaRequest,

@@ -42,8 +42,7 @@ use crate::owner::copies::RootCopies;
 use crate::owner::handover::Handover;
 use crate::owner::opening::Opening;
 use crate::owner::recovery::Preloaded;
-use crate::owner::resize::Resizer;
-use crate::owner::root::RootWriter;
+use crate::owner::root::{Resizer, RootWriter};
 use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
 use crate::rest::{Rest, TICK_REST};
 use crate::segment::Segments;
@@ -51,7 +50,8 @@ use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Encryption;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
-use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Work, Written};
+use crate::segment::named::granules_of;
+use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Written};
 use crate::sharing::segments::SharedSegments;
 use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
@@ -67,7 +67,7 @@ use holdfast_base::{
     ObjectId, Prng, RequestToken, Slab, Token,
 };
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{Record, SegmentNo};
+use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
 use holdfast_format::wire::{DeviceStat, Refusal, Reply, Request};
 use std::cell::Ref;
@@ -212,6 +212,7 @@ impl Controller {
             Event::Open => self.begin_opening(out),
             Event::Preload => self.begin_preload(out),
             Event::Close => self.begin_closing(out),
+            Event::Packed { job, packed } => self.on_packed(Token(job), packed, out),
             Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
@@ -260,7 +261,8 @@ impl Controller {
         let scrub = self.care.scrubber.deadline().filter(|_| self.state == State::Open);
         let others = earliest(earliest(self.care.audit.deadline(), self.quiesce_deadline()), scrub);
         let tick = self.last_tick + pace;
-        earliest(writes, others).map_or(tick, |at| at.min(tick))
+        let packing = self.writer.packing_deadline();
+        earliest(earliest(writes, packing), others).map_or(tick, |at| at.min(tick))
     }
 
     fn is_busy(&self) -> bool {
@@ -522,7 +524,7 @@ impl Controller {
     // ---- segments ----
 
     /// Has the writer do something, and sees to what follows.
-    fn drive_writer<T>(
+    pub(crate) fn drive_writer<T>(
         &mut self,
         out: Out,
         act: impl FnOnce(&mut SegmentWriter, &mut writer::Around<'_>, Out) -> T,
@@ -541,8 +543,8 @@ impl Controller {
         let outcome = act(&mut self.writer, &mut around, out);
         for wish in wishes {
             match wish {
-                Wish::Commit(job, commit) => {
-                    self.append_control(Record::Commit(commit), Done::Committed(job), out);
+                Wish::Commit(job, record) => {
+                    self.append_control(record, Done::Committed(job), out);
                 }
                 Wish::Durable(written) => self.on_metadata_durable(written, out),
                 Wish::Abandon(no, homes) => {
@@ -603,13 +605,6 @@ impl Controller {
             Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
             Recipient::Block { .. } => unreachable!("the fetcher puts blocks together"),
         }
-    }
-
-    pub(crate) fn write_segment(&mut self, work: Work, out: Out) {
-        if matches!(work.kind, JobKind::Direct { .. }) {
-            self.counters.direct_bytes += work.bytes();
-        }
-        self.drive_writer(out, |writer, around, out| writer.start(around, work, out));
     }
 
     fn on_put_lost(&mut self, put: Put, out: Out) {
@@ -888,13 +883,13 @@ impl Controller {
         if !self.rotation.is_full(topology) && !self.may_move_data(Need::Choice) {
             return Vec::new();
         }
-        let blocks = u64::from(self.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let granules = granules_of(u64::from(self.basis.config.segment_payload_bytes));
         let readable = || {
             let mut found = there();
             found.retain(|no| !cleaner.is_unreadable(*no));
             found
         };
-        self.rotation.take_oldest(topology, segments, blocks, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+        self.rotation.take_oldest(topology, segments, granules, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
     }
 
     fn ask_header(&mut self, pass: u64, victim: usize, out: Out) {
@@ -941,9 +936,9 @@ impl Controller {
     }
 
     fn read_live(&mut self, out: Out) {
-        while let Some(CleanRead { pass, part, segment, run, crcs }) = self.care.cleaner.next_read() {
+        while let Some(CleanRead { pass, part, segment, run, crcs, units }) = self.care.cleaner.next_read() {
             let (by, (block, blocks)) = (Recipient::Clean { job: pass, part }, run);
-            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs) }, out);
+            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs), units }, out);
         }
     }
 
@@ -1441,6 +1436,7 @@ impl Controller {
             self.write_segment(work, out);
         }
         self.ask_for_journal_room(out);
+        self.end_packing(out);
         self.resend_in_flight(out);
         self.retry_stalled_fetches(out);
         self.drive_fetcher(out, Fetcher::retry_refused);

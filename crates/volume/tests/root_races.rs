@@ -111,7 +111,7 @@ fn a_volume_that_uses_what_is_not_served_waits_says_what_and_is_as_it_was() {
     let unserved = world.root.clone();
     let mut newer = unserved.clone();
     newer.1[4] += 1;
-    for (root, told) in [(unserved, "feature 2 (packed)"), (newer, "newer release")] {
+    for (root, told) in [(unserved, "feature 3 (heads)"), (newer, "newer release")] {
         world.root = root.clone();
         world.notices.clear();
         world.begin_open();

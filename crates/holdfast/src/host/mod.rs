@@ -34,6 +34,7 @@ pub mod machines;
 pub mod meta;
 mod names;
 mod nbd;
+mod packers;
 mod peer_query;
 mod peers;
 pub mod presence;
@@ -71,6 +72,7 @@ pub use links::DEVICES_SHOWN_WITHIN;
 use links::{LinkEvent, Links, Owner};
 use meta::MetaClient;
 use nbd::Clients;
+use packers::Packers;
 use peers::Peers;
 use reactors::Own;
 pub use start::run;
@@ -103,6 +105,7 @@ pub struct Shell {
     /// Where clients connect.
     served_at: Vec<Place>,
     meta: MetaClient,
+    packers: Packers,
     /// Calls to the metadata store, by their tickets there.
     meta_calls: Slab<Call>,
     commands: Receiver<Command>,
@@ -164,6 +167,7 @@ impl Shell {
                 let ticket = self.meta_calls.insert(call);
                 self.meta.service.request(MetaTicket(ticket.0), request);
             }
+            Effect::Pack { call, codec, blocks } => self.packers.pack(call, codec, blocks),
             Effect::Reconnect { node } => self.links.reconnect(now, node, io),
             Effect::Abort { to, why } => self.on_client_aborted(to, why.as_deref(), io),
             // NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
@@ -289,6 +293,9 @@ impl Shell {
             if let Some(call) = self.meta_calls.remove(Token(ticket.0)) {
                 self.host.handle(now, HostEvent::Meta { call, reply }, &mut self.effects);
             }
+        }
+        for (call, packed) in self.packers.packed.drain() {
+            self.host.handle(now, HostEvent::Packed { call, packed }, &mut self.effects);
         }
         for command in self.commands.drain() {
             self.on_command(now, command, io);

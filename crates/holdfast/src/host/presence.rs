@@ -352,16 +352,16 @@ mod tests {
             let refusal = check_can_serve(&meta, &tiered).unwrap_err().to_string();
             assert!(refusal.starts_with("old could not serve volume vm"), "{refusal}");
         }
-        let packed = Root { features: Features::default().with(Feature::Packed), ..root.clone() };
+        let headed = Root { features: Features::default().with(Feature::Heads), ..root.clone() };
         for (features, hosts) in
-            [("", "a, b, old"), (",\"features\":[1]", "a, b, old"), (",\"features\":[1,2]", "a, b")]
+            [("", "a, b, old"), (",\"features\":[1]", "a, b, old"), (",\"features\":[1,3]", "a, b")]
         {
             let swapped =
                 meta.swap("host/old", expect, Some(&old(&format!(",\"reads_root\":5{features}"))), None).unwrap();
             let Swap::Done(now) = swapped else { panic!("{swapped:?}") };
             expect = now;
             check_can_serve(&meta, &tiered).unwrap();
-            let refusal = check_can_serve(&meta, &packed).unwrap_err().to_string();
+            let refusal = check_can_serve(&meta, &headed).unwrap_err().to_string();
             assert!(refusal.starts_with(&format!("{hosts} could not serve volume vm")), "{refusal}");
         }
         let records = Records::start(meta.clone(), false, None).unwrap();

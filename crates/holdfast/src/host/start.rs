@@ -8,6 +8,7 @@ use super::commands::{Answer, Command, Waiters};
 use super::locality::Local;
 use super::meta::{Meta, MetaClient};
 use super::nbd::Clients;
+use super::packers::Packers;
 use super::peers::Peers;
 use super::reactors::{FRONT, Own, Reactors};
 use super::revocation::Revocations;
@@ -133,6 +134,7 @@ impl Common {
             ),
             served_at: self.served_at.clone(),
             meta: MetaClient::start(self.meta.clone(), reactor.waker())?,
+            packers: Packers::new(reactor.waker()),
             meta_calls: Slab::new(meta::CALLS_MAX),
             commands,
             waiters: Waiters::default(),

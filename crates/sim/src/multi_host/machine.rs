@@ -41,6 +41,10 @@ impl HostMachine {
                     let token = self.calls.insert((None, call)).0;
                     out.push(VolumeEffect::Meta { token, request });
                 }
+                Effect::Pack { call, codec, blocks } => {
+                    let job = self.calls.insert((None, call)).0;
+                    out.push(VolumeEffect::Pack { job, codec, blocks });
+                }
                 Effect::Reconnect { node } => out.push(VolumeEffect::Reconnect { node }),
                 wish => self.wishes.push_back(wish),
             }
@@ -68,6 +72,7 @@ impl HostMachine {
                 Event::Node { node, call: call(token)?, reply, payload }
             }
             VolumeEvent::Meta { token, reply } => Event::Meta { call: call(token)?, reply },
+            VolumeEvent::Packed { job, packed } => Event::Packed { call: call(job)?, packed },
             VolumeEvent::Tick => Event::Tick,
             other => unreachable!("the world tells a host no such thing: {other:?}"),
         })

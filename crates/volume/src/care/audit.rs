@@ -19,15 +19,14 @@
 use super::shares::{Said, Shares, Tally};
 use crate::basis::Basis;
 use crate::map::{
-    LEAF_BLOCKS, LayerTable, Leaf, LeafNo, LeafPointer, Map, Naming, Piece, Pins, Place, keys_of, leaf_in,
+    LEAF_BLOCKS, LayerTable, Leaf, LeafNo, LeafPointer, Map, NamedRun, Naming, Piece, Pins, Place, keys_of, leaf_in,
 };
 use crate::segment::fetch::FetchError;
-use crate::segment::{Kind, Segments};
+use crate::segment::{Change, Kind, Named, Segments};
 use crate::turn::Turn;
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,12 +77,12 @@ impl Cursor {
         if let Cursor::Leaves(place) = self { place_of(no) < place } else { true }
     }
 
-    /// Number of these blocks of the overlay that are behind it.
-    fn blocks_behind(self, keys: &Range<u64>) -> u64 {
+    /// Number of the run's blocks that are behind it, from the first one on.
+    fn blocks_behind(self, run: NamedRun<'_>) -> u64 {
         match self {
             Cursor::Leaves(_) => 0,
-            Cursor::Overlay(key) => key.clamp(keys.start, keys.end) - keys.start,
-            Cursor::Accounts(_) => keys.end - keys.start,
+            Cursor::Overlay(key) => key.saturating_sub(run.start).min(run.blocks),
+            Cursor::Accounts(_) => run.blocks,
         }
     }
 
@@ -100,11 +99,11 @@ struct Round {
     pending: BTreeSet<LeafNo>,
     pins: Pins,
     not_before: Instant,
-    /// Blocks of data segments, and bytes of others, that leaves and overlay name behind the cursor; and the leaves
-    /// themselves. Of segments that were compared nothing.
-    named: BTreeMap<SegmentNo, i64>,
+    /// What leaves and overlay name of segments behind the cursor; and the leaves themselves. Of segments that were
+    /// compared nothing.
+    named: BTreeMap<SegmentNo, Change>,
     /// Segments whose accounts are wrong, and by how much more is named.
-    differing: Vec<(SegmentNo, i64)>,
+    differing: Vec<(SegmentNo, Change)>,
     /// More was told to be shadowed in leaves than is.
     shadows_too_much: bool,
     tally: Tally,
@@ -151,22 +150,22 @@ pub(crate) enum Walked {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Segments, and what is named of them.
-    pub(crate) live: Vec<(SegmentNo, u64)>,
+    pub(crate) live: Vec<(SegmentNo, Named)>,
     /// More was told to be shadowed in leaves than is.
     pub(crate) shadows_too_much: bool,
 }
 
 impl Naming for Audit {
-    fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64) {
+    fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: Change) {
         if let Some(round) = self.round.as_mut().filter(|round| round.cursor.is_behind_leaf(no)) {
             round.count(segment, change);
         }
     }
 
-    fn on_overlay(&mut self, keys: Range<u64>, segment: SegmentNo, is_named: bool) {
+    fn on_overlay(&mut self, run: NamedRun<'_>, is_named: bool) {
         if let Some(round) = &mut self.round {
-            let blocks = round.cursor.blocks_behind(&keys) as i64;
-            round.count(segment, if is_named { blocks } else { -blocks });
+            let behind = run.stored.named(round.cursor.blocks_behind(run)).as_more();
+            round.count(run.segment, if is_named { behind } else { -behind });
         }
     }
 }
@@ -321,7 +320,7 @@ impl Audit {
         }
         self.due = Some(now + rest);
         // What has changed since they were compared has changed both.
-        let named = |(no, more)| Some((no, segments.get(no)?.live.saturating_add_signed(more)));
+        let named = |(no, more)| Some((no, segments.get(no)?.live.saturating_change(more)));
         Wrong {
             live: round.differing.into_iter().filter_map(named).collect(),
             shadows_too_much: round.shadows_too_much,
@@ -354,8 +353,8 @@ impl Audit {
 }
 
 impl Round {
-    fn count(&mut self, segment: SegmentNo, change: i64) {
-        if change != 0 && !self.cursor.was_compared(segment) {
+    fn count(&mut self, segment: SegmentNo, change: Change) {
+        if !change.is_none() && !self.cursor.was_compared(segment) {
             *self.named.entry(segment).or_default() += change;
         }
     }
@@ -386,9 +385,9 @@ impl Round {
             let leaf = pointer.map(|pointer| self.pins.get(no, pointer).expect("none is missing"));
             if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
                 runs += leaf.runs.len();
-                *self.named.entry(pointer.segment).or_default() += i64::from(pointer.len_bytes);
-                for (segment, blocks) in leaf.blocks_by_segment() {
-                    *self.named.entry(segment).or_default() += blocks as i64;
+                let leaf_itself = (pointer.segment, Named::of_metadata(u64::from(pointer.len_bytes)));
+                for (segment, named) in leaf.named_by_segment().into_iter().chain([leaf_itself]) {
+                    *self.named.entry(segment).or_default() += named.as_more();
                 }
                 self.shadows_too_much |= map.shadows_too_much(no, leaf);
             }
@@ -406,10 +405,10 @@ impl Round {
 
     fn count_overlay(&mut self, from: u64, walk: &mut Walk<'_>) {
         let (runs_max, mut runs, mut seen) = (walk.left(), 0, from);
-        for (start, blocks, mapped) in walk.map.overlay().iter_behind(from).take(runs_max) {
-            (runs, seen) = (runs + 1, start + blocks);
-            if let Place::Segment { segment, .. } = mapped.place {
-                self.count(segment, blocks as i64);
+        for (start, before, blocks, mapped) in walk.map.overlay().iter_behind(from).take(runs_max) {
+            (runs, seen) = (runs + 1, start + before + blocks);
+            if let Place::Segment { segment, stored, .. } = &mapped.place {
+                self.count(*segment, stored.named_behind(before, blocks).as_more());
             }
         }
         walk.turn.slice("audit: what the overlay names is counted", runs.max(1));
@@ -429,9 +428,9 @@ impl Round {
             let named = self.named.remove(&no).unwrap_or_default();
             if let Some((_, info)) = in_table.next_if(|(in_table, _)| *in_table == no)
                 && info.kind != Kind::Run
-                && named != info.live as i64
+                && named != info.live.as_more()
             {
-                self.differing.push((no, named - info.live as i64));
+                self.differing.push((no, named - info.live.as_more()));
             }
             self.cursor = Cursor::Accounts(Some(no));
         }
@@ -541,10 +540,10 @@ mod tests {
         let first = Instant::ZERO + AFTER_FAILURE;
         assert_eq!(audited(&mut kept, Instant::ZERO, 1), None, "the first round comes after a while");
         assert_eq!(audited(&mut kept, first, 1), Some(Wrong::default()));
-        kept.segments.add_live(no(1, 1), 3);
+        kept.segments.add_live(no(1, 1), Named::of_blocks(3));
         assert_eq!(audited(&mut kept, first + EVERY, 1), None, "nothing was written since");
         let wrong = audited(&mut kept, first + EVERY, 2);
-        assert_eq!(wrong, Some(Wrong { live: vec![(no(1, 1), 8)], shadows_too_much: false }));
+        assert_eq!(wrong, Some(Wrong { live: vec![(no(1, 1), Named::of_blocks(8))], shadows_too_much: false }));
     }
 
     #[test]
@@ -615,6 +614,7 @@ mod tests {
                             kept.fold(folds);
                         }
                         1..4 => kept.say(0, at, 3 * blocks, Place::Zero),
+                        4..12 => kept.write_packed(0, at, blocks, 100 + prng.below(20)),
                         _ => kept.write(0, at, blocks, 1 + prng.below(20)),
                     }
                 });
@@ -628,14 +628,14 @@ mod tests {
     fn accounts_that_are_wrong_are_found_however_they_change_meanwhile() {
         for (segment, wrong_by) in [(1, 3), (11, 1)] {
             let mut kept = with_leaves_and_runs();
-            kept.segments.add_live(no(1, segment), wrong_by);
+            kept.segments.add_live(no(1, segment), Named::of_blocks(wrong_by));
             let mut at = 0;
             let (slices, wrong) = audited_in_slices(&mut kept, 1, |kept| {
                 at += 7;
                 kept.write(0, at % (4 * LEAF_BLOCKS), 9, segment);
             });
             let counted = kept.live(segment) - wrong_by;
-            assert_eq!(wrong.live, [(no(1, segment), counted)], "in {slices} slices");
+            assert_eq!(wrong.live, [(no(1, segment), Named::of_blocks(counted))], "in {slices} slices");
             assert!(slices > 60 + 11);
         }
     }

@@ -13,14 +13,17 @@ use super::Around;
 use super::moves::is_drained_by_cleaning;
 use super::repair::Repairer;
 use crate::api::Out;
-use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place};
+use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place, Stored};
 use crate::peers::Purpose;
 use crate::segment::fetch::FetchError;
+use crate::segment::named::granules_of;
+use crate::segment::units::{UnitWriter, Units, cut};
 use crate::segment::writer::{JobKind, Work};
 use crate::segment::{Kind, SegmentInfo};
 use crate::space::{DEAD_PER_MILLE_MIN, Need, Room};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key};
 use holdfast_format::ledger::Leg;
+use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::tier::Tiers;
@@ -64,25 +67,52 @@ struct Victim {
     no: SegmentNo,
     tried: u8,
     asked_at: Option<Leg>,
-    index: Option<Vec<CommitExtent>>,
+    index: Option<Index>,
+}
+
+/// What a victim holds.
+#[derive(Debug)]
+struct Index {
+    extents: Vec<CommitExtent>,
+    /// Of its units, where it is packed.
+    lengths: Option<StoredLengths>,
+}
+
+impl Index {
+    /// How `blocks` are stored that begin at block `at` of the index, behind what ends at granule `end`.
+    fn stored(&self, at: u32, blocks: u32, end: u32) -> Stored {
+        let Some(lengths) = &self.lengths else { return Stored::Plain { block: at } };
+        let lengths = lengths.slice(u64::from(at), u64::from(blocks));
+        let granule = lengths.iter().next().map_or(end, |first| first.start_after(end));
+        Stored::Packed { granule, lengths }
+    }
 }
 
 #[derive(Debug)]
 struct Move {
     key: u64,
     segment: SegmentNo,
-    block: u32,
-    blocks: u32,
+    stored: Stored,
     crcs: Crcs,
 }
 
-/// Where the look-up for what lives has come to: an extent of a victim's index, and its first block in the segment;
-/// and how many moves came before.
+impl Move {
+    fn source(&self) -> Source {
+        match self.stored {
+            Stored::Plain { block } => Source::Segment { segment: self.segment, block },
+            Stored::Packed { granule, .. } => Source::Packed { segment: self.segment, granule },
+        }
+    }
+}
+
+/// Where the look-up for what lives has come to: an extent of a victim's index, how many blocks are before it in the
+/// index, and where their units end; and how many moves came before.
 #[derive(Clone, Copy, Debug, Default)]
 struct At {
     victim: usize,
     extent: usize,
     block: u32,
+    end: u32,
     moves: usize,
 }
 
@@ -103,6 +133,7 @@ struct Unread {
     part: u32,
     run: (u32, u32),
     crcs: Crcs,
+    units: Option<Units>,
 }
 
 /// What an answer to the question for a victim's index comes to.
@@ -123,6 +154,7 @@ pub(crate) struct CleanRead {
     pub(crate) segment: SegmentNo,
     pub(crate) run: (u32, u32),
     pub(crate) crcs: Crcs,
+    pub(crate) units: Option<Units>,
 }
 
 /// What a piece that was read comes to.
@@ -155,8 +187,8 @@ struct Pass {
     missing_at: Option<At>,
     missing: BTreeSet<LeafNo>,
     moves: Vec<Move>,
-    /// The pieces to move, and the segments that they are read from.
-    parts: Vec<(SegmentNo, Option<Buf>)>,
+    /// The pieces to move, in the order of moves.
+    parts: Vec<Part>,
     /// What of them nobody has asked for yet.
     unread: VecDeque<Unread>,
     /// Headers, or pieces, that were asked for.
@@ -167,28 +199,38 @@ struct Pass {
     rotates: bool,
 }
 
+/// A piece that is moved.
+#[derive(Debug)]
+struct Part {
+    /// From there.
+    segment: SegmentNo,
+    /// Of its units, where they are packed.
+    lengths: Option<StoredLengths>,
+    bytes: Option<Buf>,
+}
+
 impl Pass {
     /// Looks up the next extent, and tells how many runs the map has for it.
     fn look_up(&mut self, map: &mut Map) -> usize {
-        let At { victim, extent, block, .. } = self.at;
+        let At { victim, extent, block, end, .. } = self.at;
         let index = self.victims[victim].index.as_ref().expect("all headers are there");
-        let Some(CommitExtent { key, blocks, .. }) = index.get(extent) else {
-            self.at = At { victim: victim + 1, extent: 0, block: 0, moves: self.moves.len() };
+        let Some(CommitExtent { key, blocks, .. }) = index.extents.get(extent) else {
+            self.at = At { victim: victim + 1, extent: 0, block: 0, end: 0, moves: self.moves.len() };
             return 0;
         };
+        let written = index.stored(block, *blocks, end);
         let no = self.victims[victim].no;
         let mut runs = 0;
         match map.resolve_written(key.0, u64::from(*blocks), &self.pins) {
             Ok(pieces) => {
                 runs = pieces.len();
                 for piece in pieces {
-                    let offset = (Key(piece.start).lba().0 - key.lba().0) as u32;
+                    let offset = Key(piece.start).lba().0 - key.lba().0;
                     if let Some(Place::Segment { segment, stored, crcs }) = piece.value
                         && segment == no
-                        && stored.block() == block + offset
+                        && stored == written.slice(offset, piece.len)
                     {
-                        let block = stored.block();
-                        self.moves.push(Move { key: piece.start, segment, block, blocks: piece.len as u32, crcs });
+                        self.moves.push(Move { key: piece.start, segment, stored, crcs });
                     }
                 }
             }
@@ -197,7 +239,8 @@ impl Pass {
                 self.missing.extend(leaves);
             }
         }
-        self.at = At { victim, extent: extent + 1, block: block + blocks, moves: self.moves.len() };
+        let end = written.end();
+        self.at = At { victim, extent: extent + 1, block: block + blocks, end, moves: self.moves.len() };
         runs
     }
 }
@@ -373,7 +416,7 @@ impl Cleaner {
         for (no, info) in ahead.by_ref().take(around.basis.config.search_step).filter(|(_, s)| s.kind == Kind::Data) {
             search.rank += 1;
             let left_alone = self.is_unreadable(no) || self.is_emptied(no);
-            if info.visible() == 0 || left_alone {
+            if !info.is_visible() || left_alone {
                 continue;
             }
             let must_move = is_drained_by_cleaning(around.topology(), info) || repairer.is_stuck(no);
@@ -381,20 +424,21 @@ impl Cleaner {
                 || around.topology().wants_recode(&info.geometry)
                 || may_return && around.topology().is_astray(info)
                 || may_spread && around.topology().is_crowded_foreign(no, info);
-            if recode || info.dead_blocks() * 1000 >= threshold * info.capacity_blocks() {
+            if recode || info.dead() * 1000 >= threshold * info.capacity() {
                 // Segments are in the order in which they were begun.
                 let age = (count + 1).saturating_sub(search.rank);
-                let benefit = info.dead_blocks() * age * 1000 / (info.capacity_blocks() + info.visible());
+                let benefit = info.dead() * age * 1000 / (info.capacity() + info.visible().size);
                 let recode = recode.then(|| repairer.need_of(around, no, None));
-                search.candidates.push((recode, benefit, no, info.visible()));
+                search.candidates.push((recode, benefit, no, info.visible().size));
             }
         }
         let next = ahead.next().map(|(no, _)| no);
         drop(ahead);
-        // Each has a block that lives, at least: more than so many don't fit.
-        let room = PASSES_FOUND * u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        if search.candidates.len() as u64 > 2 * room || next.is_none() {
-            self.keep_best(around, &mut search.candidates, room as usize);
+        // Each has a block that lives, at least: more than so many don't fit, unless most of that is packed.
+        let payload_bytes = PASSES_FOUND * u64::from(around.basis.config.segment_payload_bytes);
+        let (count_max, room) = ((payload_bytes / BLOCK_BYTES as u64) as usize, granules_of(payload_bytes));
+        if search.candidates.len() > 2 * count_max || next.is_none() {
+            self.keep_best(around, &mut search.candidates, count_max);
         }
         if let Some(next) = next {
             search.next = next;
@@ -410,7 +454,7 @@ impl Cleaner {
     fn keep_best(&self, around: &Around<'_>, candidates: &mut Vec<(Option<Need>, u64, SegmentNo, u64)>, count: usize) {
         candidates.retain(|(_, _, no, _)| {
             let left_alone = self.is_unreadable(*no) || self.is_emptied(*no);
-            !left_alone && around.segments.get(*no).is_some_and(|info| info.visible() > 0)
+            !left_alone && around.segments.get(*no).is_some_and(SegmentInfo::is_visible)
         });
         if candidates.len() > count {
             candidates.select_nth_unstable_by(count, |a, b| b.cmp(a));
@@ -434,22 +478,22 @@ impl Cleaner {
 
     /// The next victims: what lives in them fills one segment, half of it at least with data of about one age.
     fn take_victims(&mut self, around: &Around<'_>) -> Vec<SegmentNo> {
-        let room = u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        let room = granules_of(u64::from(around.basis.config.segment_payload_bytes));
         let mut total = 0;
         let mut victims = Vec::new();
         // Some may have died and been freed since.
-        self.found.retain(|no| around.segments.get(*no).is_some_and(|info| info.visible() > 0));
+        self.found.retain(|no| around.segments.get(*no).is_some_and(SegmentInfo::is_visible));
         let class_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, |info| around.map.heat_class(info.born));
         let Some(class) = self.found.front().map(class_of) else { return victims };
         let (mut ordered, others): (Vec<SegmentNo>, Vec<SegmentNo>) =
             self.found.iter().partition(|no| class_of(no) == class);
         self.sort_by_nearness(around, &mut ordered);
-        let alike: u64 = ordered.iter().filter_map(|no| Some(around.segments.get(*no)?.visible())).sum();
+        let alike: u64 = ordered.iter().filter_map(|no| Some(around.segments.get(*no)?.visible().size)).sum();
         if alike < room / 2 {
             ordered.extend(others);
         }
         for no in ordered {
-            let live = around.segments.get(no).map_or(0, SegmentInfo::visible);
+            let live = around.segments.get(no).map_or(0, |info| info.visible().size);
             let is_full = total + live > room && !victims.is_empty();
             if is_full || victims.len() >= VICTIMS_MAX {
                 break;
@@ -470,8 +514,8 @@ impl Cleaner {
             return;
         }
         let passes = if around.room.is_wanted() { PASSES_FOUND } else { PASSES_NEAR_CALM };
-        let mut left = passes * u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
-        let live_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, SegmentInfo::visible);
+        let mut left = granules_of(passes * u64::from(around.basis.config.segment_payload_bytes));
+        let live_of = |no: &SegmentNo| around.segments.get(*no).map_or(0, |info| info.visible().size);
         let best = ordered.iter().take_while(|no| {
             let fits = left > 0;
             left = left.saturating_sub(live_of(no));
@@ -552,13 +596,13 @@ impl Cleaner {
             Reply::ShardHeader => ShardHeader::decode(shard, payload).ok(),
             _ => None,
         };
-        let Some(ShardHeader { index: SegmentIndex::Data(extents), .. }) = header else {
+        let Some(ShardHeader { index: SegmentIndex::Data(extents), packed, .. }) = header else {
             let home = around.segments.get(no).map(|info| info.homes[usize::from(index)]);
             // One that was moved meanwhile need not be there any more.
             return Header::Unreadable((home == victim.asked_at).then_some((no, index)));
         };
         let pass = self.pass.as_mut().expect("checked");
-        pass.victims[at].index = Some(extents);
+        pass.victims[at].index = Some(Index { extents, lengths: packed.map(|packed| packed.lengths) });
         pass.pending -= 1;
         if pass.pending == 0 { Header::All } else { Header::Nothing }
     }
@@ -627,25 +671,23 @@ impl Cleaner {
         pass.moves.sort_by_key(|m| m.key);
         for at in &pass.moves {
             let geometry = around.segments.get(at.segment).expect("a named segment is in the table").geometry;
-            let mut done = 0;
-            while done < at.blocks {
-                // Of what is damaged in several places, each block may be there, but not several at once.
-                let run_max = if repairer.is_stuck(at.segment) { 1 } else { geometry.run_from(at.block + done) };
-                let run = run_max.min(at.blocks - done);
-                let crcs = at.crcs.slice(u64::from(done), u64::from(run));
-                pass.unread.push_back(Unread { part: pass.parts.len() as u32, run: (at.block + done, run), crcs });
-                pass.parts.push((at.segment, None));
-                done += run;
-            }
+            // Of what is damaged in several places, each block may be there, but not several at once.
+            let apart = repairer.is_stuck(at.segment);
+            let (parts, unread) = (&mut pass.parts, &mut pass.unread);
+            cut(&geometry, &at.stored, &at.crcs, apart, |run, crcs, units| {
+                let lengths = units.as_ref().map(|units| units.lengths().clone());
+                unread.push_back(Unread { part: parts.len() as u32, run, crcs, units });
+                parts.push(Part { segment: at.segment, lengths, bytes: None });
+            });
         }
     }
 
     /// The next piece that is to be fetched, if not too many are.
     pub(crate) fn next_read(&mut self) -> Option<CleanRead> {
         let pass = self.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD)?;
-        let Unread { part, run, crcs } = pass.unread.pop_front()?;
+        let Unread { part, run, crcs, units } = pass.unread.pop_front()?;
         pass.pending += 1;
-        Some(CleanRead { pass: pass.id, part, segment: pass.parts[part as usize].0, run, crcs })
+        Some(CleanRead { pass: pass.id, part, segment: pass.parts[part as usize].segment, run, crcs, units })
     }
 
     /// A piece was read: what follows.
@@ -658,7 +700,7 @@ impl Cleaner {
     ) -> Read {
         let Some(pass) = self.pass.as_mut().filter(|p| p.id == id) else { return Read::Nothing };
         pass.pending -= 1;
-        let (segment, bytes) = &mut pass.parts[part as usize];
+        let Part { segment, bytes, .. } = &mut pass.parts[part as usize];
         match result {
             Ok(read) => *bytes = Some(read),
             Err(_) => {
@@ -684,13 +726,26 @@ impl Cleaner {
     fn written(&mut self) -> Work {
         let pass = self.pass.as_mut().expect("a pass under way");
         let kind = JobKind::Clean { rotates: pass.rotates };
-        let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new() };
+        let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new(), packed: None };
         for at in &pass.moves {
-            let source = Source::Segment { segment: at.segment, block: at.block };
-            work.extents.push(CommitExtent { key: Key(at.key), blocks: at.blocks, source });
-            work.crcs.extend_from_slice(at.crcs.as_slice());
+            let crcs = at.crcs.as_slice();
+            work.extents.push(CommitExtent { key: Key(at.key), blocks: crcs.len() as u32, source: at.source() });
+            work.crcs.extend_from_slice(crcs);
         }
-        work.payload = pass.parts.drain(..).map(|(_, p)| p.expect("all parts are there")).collect();
+        let read = |part: &mut Part| part.bytes.take().expect("all parts are there");
+        if pass.parts.iter().all(|part| part.lengths.is_none()) {
+            work.payload = pass.parts.iter_mut().map(read).collect();
+            return work;
+        }
+        let mut units = UnitWriter::default();
+        for part in &mut pass.parts {
+            let bytes = read(part);
+            match &part.lengths {
+                Some(lengths) => units.push_all(lengths, &bytes),
+                None => units.push_blocks(&bytes),
+            }
+        }
+        work.packed = Some(units.finish());
         work
     }
 
@@ -842,7 +897,7 @@ mod tests {
             rig.segments = std::mem::take(&mut kept.segments);
             rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1)], false, out));
             let pass = cleaner.pass.as_mut().expect("it has begun");
-            pass.victims[0].index = Some((0..300).map(extent_of).collect());
+            pass.victims[0].index = Some(Index { extents: (0..300).map(extent_of).collect(), lengths: None });
             let (mut slices, mut asked) = (0, Vec::new());
             rig.map = kept.map;
             loop {
@@ -863,9 +918,10 @@ mod tests {
                 }
             }
             let pass = cleaner.pass.as_ref().expect("it is under way");
-            (slices, asked, pass.moves.iter().map(|at| (at.key, at.block)).collect::<Vec<_>>())
+            (slices, asked, pass.moves.iter().map(|at| (at.key, at.source())).collect::<Vec<_>>())
         };
-        let expected: Vec<(u64, u32)> = (0..300).filter(|at| at % 3 > 0).map(|at| (at * 256, at as u32)).collect();
+        let source = |at| Source::Segment { segment: no(1, 1), block: at as u32 };
+        let expected: Vec<_> = (0..300).filter(|at| at % 3 > 0).map(|at| (at * 256, source(at))).collect();
         for (runs_max, slices) in [(usize::MAX, 3), (10, 50)] {
             let found = looked(runs_max);
             assert!(found.0 >= slices, "{} slices of {runs_max} runs", found.0);

@@ -198,7 +198,7 @@ impl Mover {
 /// Whether it is better to clean the segment than to move its shards: most of it is dead.
 pub(crate) fn is_drained_by_cleaning(topology: Topology<'_>, info: &SegmentInfo) -> bool {
     let leaves = info.homes.iter().any(|home| topology.peers().is_draining(home.device));
-    leaves && info.dead_blocks() * 2 > info.capacity_blocks()
+    leaves && info.dead() * 2 > info.capacity()
 }
 
 /// Shards on devices that are drained; or a wish that what can't be moved is written anew.

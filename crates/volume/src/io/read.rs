@@ -6,12 +6,14 @@
 use crate::api::Target;
 use crate::controller::{Controller, Out};
 use crate::io::read_ahead::Taker;
-use crate::map::{Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
-use crate::segment::fetch::FetchError;
+use crate::map::{Crcs, Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
+use crate::segment::fetch::{FetchError, Recipient, Wanted};
+use crate::segment::units::{Units, cut};
 use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
 };
+use holdfast_format::record::SegmentNo;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -70,6 +72,17 @@ const READING_BYTES_MAX: u64 = 32 << 20;
 pub(crate) struct ReadQueue {
     waiting: VecDeque<Token>,
     reading_bytes: u64,
+}
+
+/// A part of a read that is fetched.
+#[derive(Debug)]
+struct PartFetch {
+    part: u32,
+    segment: SegmentNo,
+    /// Block of the payload from which on, and how many.
+    run: (u32, u32),
+    crcs: Crcs,
+    units: Option<Units>,
 }
 
 /// Leaves that one look-up asks for at a time.
@@ -216,55 +229,35 @@ impl Controller {
                 None | Some(Place::Zero) => op.parts.push(Some(Buf::zeroes(bytes))),
                 Some(Place::Log { data, .. }) => op.parts.push(Some(data)),
                 Some(Place::Segment { segment, stored, crcs }) => {
-                    fetches.push((op.parts.len() as u32, segment, stored.block(), crcs, piece.len));
-                    op.parts.push(None);
+                    let geometry = self.segments.get(segment).expect("a named segment is in the table").geometry;
+                    cut(&geometry, &stored, &crcs, false, |run, crcs, units| {
+                        fetches.push(PartFetch { part: op.parts.len() as u32, segment, run, crcs, units });
+                        op.parts.push(None);
+                    });
                 }
             }
         }
         self.start_part_fetches(token, fetches, out);
     }
 
-    fn start_part_fetches(
-        &mut self,
-        token: Token,
-        fetches: Vec<(u32, holdfast_format::record::SegmentNo, u32, crate::map::Crcs, u64)>,
-        out: Out,
-    ) {
-        // Cut each piece at stripe borders; parts are numbered anew, in order.
-        let mut cut = Vec::new();
+    fn start_part_fetches(&mut self, token: Token, fetches: Vec<PartFetch>, out: Out) {
         let op = self.reads.get_mut(token).expect("still reading");
-        let old = std::mem::take(&mut op.parts);
-        let mut parts: Vec<Option<Buf>> = Vec::with_capacity(old.len());
-        let mut wanted = fetches.into_iter().peekable();
-        for (i, part) in old.into_iter().enumerate() {
-            if part.is_some() {
-                parts.push(part);
-                continue;
-            }
-            let (_, segment, block, crcs, len) = wanted.next_if(|w| w.0 == i as u32).expect("a fetch a gap");
-            let geometry = self.segments.get(segment).expect("a named segment is in the table").geometry;
-            let mut done = 0;
-            while done < len {
-                let run = u64::from(geometry.run_from(block + done as u32)).min(len - done);
-                cut.push((parts.len() as u32, segment, (block + done as u32, run as u32), crcs.slice(done, run)));
-                parts.push(None);
-                done += run;
-            }
-        }
-        let op = self.reads.get_mut(token).expect("still reading");
-        op.parts = parts;
         let is_copied = matches!(op.reader, Reader::Modify(_)) || matches!(op.of, Target::Snapshot(_));
-        op.pending = cut.len() as u32;
-        if cut.is_empty() {
+        op.pending = fetches.len() as u32;
+        if fetches.is_empty() {
             return self.finish_read(token, out);
         }
         // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right:
         // the checksum of the copy would vouch for damage.
         let checked = self.basis.config.checked_reads || is_copied;
-        for (part, segment, run, crcs) in cut {
+        for PartFetch { part, segment, run: (block, blocks), crcs, units } in fetches {
             let topology = Topology::new(&self.basis, &self.peers);
-            self.rotation.count_read(topology, &self.segments, segment, u64::from(run.1) * BLOCK_BYTES as u64);
-            let (block, blocks) = run;
+            self.rotation.count_read(topology, &self.segments, segment, u64::from(blocks) * BLOCK_BYTES as u64);
+            if units.is_some() {
+                let by = Recipient::Read { op: token, part };
+                self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs), units }, out);
+                continue;
+            }
             let taker = Taker { op: token, part, block, blocks, crcs: checked.then_some(crcs) };
             if let Some(alone) = self.take_ahead(segment, taker, out) {
                 self.fetch_taken(segment, alone, out);

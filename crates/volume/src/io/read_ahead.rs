@@ -17,7 +17,7 @@
 
 use crate::api::Target;
 use crate::controller::{Controller, Out};
-use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place};
+use crate::map::{Crcs, LEAF_BLOCKS, LeafNo, LeafWaiter, Piece, Pins, Place, Stored};
 use crate::segment::encrypt::decrypt_blocks;
 use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
@@ -338,7 +338,7 @@ impl Controller {
     }
 
     fn plan_piece(&mut self, at: usize, piece: &Piece<Place>) {
-        let Some(Place::Segment { segment, stored, .. }) = &piece.value else { return };
+        let Some(Place::Segment { segment, stored: Stored::Plain { block }, .. }) = &piece.value else { return };
         if piece.len >= PIECE_BLOCKS_MAX {
             return;
         }
@@ -346,7 +346,7 @@ impl Controller {
         let stream = self.readahead.streams[at].name;
         let mut done = 0;
         while done < piece.len as u32 {
-            let first = stored.block() + done;
+            let first = block + done;
             let blocks = geometry.run_from(first).min(piece.len as u32 - done);
             done += blocks;
             let last = piece.start + u64::from(done) - 1;
@@ -381,7 +381,7 @@ impl Controller {
                 run.state = RunState::Coming(vec![taker]);
                 self.readahead.held_blocks += u64::from(blocks);
                 let by = Recipient::Ahead { segment, first };
-                self.fetch(Wanted { by, segment, shape: None, block: first, blocks, crcs: None }, out);
+                self.fetch(Wanted { by, segment, shape: None, block: first, blocks, crcs: None, units: None }, out);
             }
             RunState::Coming(takers) => takers.push(taker),
             RunState::Here(bytes) => {
@@ -448,7 +448,7 @@ impl Controller {
     pub(crate) fn fetch_taken(&mut self, segment: SegmentNo, taker: Taker, out: Out) {
         let Taker { op, part, block, blocks, crcs } = taker;
         let by = Recipient::Read { op, part };
-        self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs }, out);
+        self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs, units: None }, out);
     }
 
     /// Forgets streams that nobody reads any more.

@@ -28,7 +28,11 @@ impl Controller {
             Record::Discard { key, blocks } => self.map_to(key.0, blocks, Mapped { place: Place::Zero, stamp: lsn }),
             Record::Commit(commit) => {
                 let (map, mut accounts) = self.map_and_accounts();
-                map.apply_commit(&commit, lsn, &mut accounts);
+                map.apply_commit(&commit, None, lsn, &mut accounts);
+            }
+            Record::CommitPacked(packed) => {
+                let (map, mut accounts) = self.map_and_accounts();
+                map.apply_commit(&packed.commit, Some(&packed.lengths), lsn, &mut accounts);
             }
             Record::Free { segments } => return self.apply_free(&segments),
             Record::Rehome { segment, homes } => self.segments.rehome(segment, &homes),
@@ -43,8 +47,7 @@ impl Controller {
             Record::ResizeClone { head, size_bytes } => self.map.layers_mut().resize_clone(head, size_bytes),
             Record::Rollback { head, to, live } => self.apply_rollback(head, to, live),
             Record::Checkpoint(_) | Record::Noop => return,
-            later @ (Record::CommitPacked(_)
-            | Record::Share(_)
+            later @ (Record::Share(_)
             | Record::Catalogue(_)
             | Record::Head { .. }
             | Record::WriteReplied { .. }
@@ -65,7 +68,7 @@ impl Controller {
     fn apply_free(&mut self, segments: &[SegmentNo]) {
         for no in segments {
             if let Some(info) = self.segments.get(*no) {
-                assert_eq!(info.visible(), 0, "{no:?} is freed while the map names it");
+                assert!(!info.is_visible(), "{no:?} is freed while the map names it");
                 self.segments.remove(*no);
             }
             self.segments.settle(*no);

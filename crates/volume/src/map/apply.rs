@@ -4,21 +4,23 @@
 //! the overlay says nothing about a block, the base does, and it can only name what it named when the cleaner looked:
 //! folds and cleaner jobs exclude each other.
 
-use super::leaf::{Crcs, Mapped, Place};
+use super::leaf::{Crcs, Mapped, Place, Stored};
 use super::rangemap::Sliceable;
-use super::{Accounts, Map};
+use super::{Accounts, Map, NamedRun};
 use crate::log::window::Log;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn};
-use holdfast_format::record::{CommitExtent, SegmentCommit, SegmentNo, Source};
+use holdfast_format::packing::StoredLengths;
+use holdfast_format::record::{CommitExtent, SegmentCommit, Source};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 impl Map {
     /// Puts a run into the overlay and settles the accounts of what it replaces.
     pub(crate) fn map_to(&mut self, start: u64, blocks: u64, mapped: Mapped, accounts: &mut Accounts<'_>) {
-        if let Place::Segment { segment, .. } = &mapped.place {
-            accounts.segments.add_live(*segment, blocks);
-            accounts.audit.on_overlay(start..start + blocks, *segment, true);
+        if let Place::Segment { segment, stored, .. } = &mapped.place {
+            accounts.segments.add_live(*segment, stored.named(blocks));
+            accounts.audit.on_overlay(NamedRun { start, blocks, segment: *segment, stored }, true);
         }
         self.overlaid.insert(Key(start).object());
         self.forget_flat(start, blocks);
@@ -31,38 +33,45 @@ impl Map {
     }
 
     /// A segment becomes part of the volume, as far as it holds what the map still names.
-    pub(crate) fn apply_commit(&mut self, commit: &SegmentCommit, lsn: Lsn, accounts: &mut Accounts<'_>) {
-        let (geometry, homes) = (commit.geometry, commit.homes.clone());
-        let born = self.born(&commit.extents, accounts.segments);
-        let middle = commit.extents.get(commit.extents.len() / 2).map_or(0, |extent| extent.key.0);
-        let info = SegmentInfo { kind: Kind::Data, geometry, homes, live: 0, shadowed: 0, kept: false, born, middle };
-        accounts.segments.insert(commit.segment, info);
-        accounts.segments.settle(commit.segment);
-        let crcs = Crcs::new(commit.crcs.as_slice());
-        let mut block = 0;
-        for extent in &commit.extents {
-            let crcs = crcs.slice(u64::from(block), u64::from(extent.blocks));
-            self.apply_extent(extent, commit.segment, block, &crcs, lsn, accounts);
-            block += extent.blocks;
-        }
-    }
-
-    fn apply_extent(
+    /// `lengths`: of the units that its blocks are, where they are packed.
+    pub(crate) fn apply_commit(
         &mut self,
-        extent: &CommitExtent,
-        segment: SegmentNo,
-        block: u32,
-        crcs: &Crcs,
+        commit: &SegmentCommit,
+        lengths: Option<&StoredLengths>,
         lsn: Lsn,
         accounts: &mut Accounts<'_>,
     ) {
+        let born = self.born(&commit.extents, accounts.segments);
+        let middle = commit.extents.get(commit.extents.len() / 2).map_or(0, |extent| extent.key.0);
+        let nothing_yet = SegmentInfo::new(Kind::Data, commit.geometry, commit.homes.clone());
+        let units = lengths.and_then(|lengths| NonZeroU32::new(lengths.granules() as u32));
+        let info = SegmentInfo { born, middle, units, ..nothing_yet };
+        accounts.segments.insert(commit.segment, info);
+        accounts.segments.settle(commit.segment);
+        let crcs = Crcs::new(commit.crcs.as_slice());
+        let stored = match lengths {
+            None => Stored::Plain { block: 0 },
+            Some(lengths) => Stored::Packed { granule: 0, lengths: lengths.clone() },
+        };
+        let mut rest = Place::Segment { segment: commit.segment, stored, crcs };
+        let mut left = commit.crcs.len() as u64;
+        for extent in &commit.extents {
+            let blocks = u64::from(extent.blocks);
+            self.apply_extent(extent, &rest.slice(0, blocks), lsn, accounts);
+            left -= blocks;
+            if left > 0 {
+                rest = rest.slice(blocks, left);
+            }
+        }
+    }
+
+    fn apply_extent(&mut self, extent: &CommitExtent, now: &Place, lsn: Lsn, accounts: &mut Accounts<'_>) {
         let start = extent.key.0;
         for piece in self.overlay.pieces(start, u64::from(extent.blocks)) {
             let offset = piece.start - start;
             let place = piece.value.as_ref().map(|m| &m.place);
-            if names_source(place, extent.source, offset) || accounts.mutations.unconditional_repoint() {
-                let crcs = crcs.slice(offset, piece.len);
-                let place = Place::plain(segment, block + offset as u32, crcs);
+            if names_source(place, extent.source, offset, now) || accounts.mutations.unconditional_repoint() {
+                let place = now.slice(offset, piece.len);
                 self.map_to(piece.start, piece.len, Mapped { place, stamp: lsn }, accounts);
             }
         }
@@ -77,25 +86,40 @@ impl Accounts<'_> {
                 // In replay, the entry may be behind the trim point.
                 self.log.set_live(*lsn, |live| live.saturating_sub(blocks));
             }
-            Place::Segment { segment, .. } => {
-                self.segments.sub_live(*segment, blocks);
-                self.audit.on_overlay(start..start + blocks, *segment, false);
+            Place::Segment { segment, stored, .. } => {
+                self.segments.sub_live(*segment, stored.named(blocks));
+                self.audit.on_overlay(NamedRun { start, blocks, segment: *segment, stored }, false);
             }
             Place::Zero => {}
         }
     }
 }
 
-/// Whether a run of the map (an overlay piece, or `None` for "what the base says") names a commit's source.
-fn names_source(place: Option<&Place>, source: Source, offset: u64) -> bool {
+/// Whether a run of the map (an overlay piece, or `None` for "what the base says") names a commit's source, of which the
+/// blocks from there on are `now`.
+fn names_source(place: Option<&Place>, source: Source, offset: u64, now: &Place) -> bool {
     match (source, place) {
         (Source::Direct, _) => true,
         (Source::Log(from), Some(Place::Log { lsn, .. })) => *lsn == from,
         (Source::Segment { segment, block }, Some(Place::Segment { segment: at, stored, .. })) => {
-            *at == segment && u64::from(stored.block()) == u64::from(block) + offset
+            let expected = u64::from(block) + offset;
+            *at == segment && matches!(stored, Stored::Plain { block } if u64::from(*block) == expected)
         }
-        (Source::Segment { .. }, None) => true,
+        (Source::Packed { segment, granule }, Some(Place::Segment { segment: at, stored, .. })) => {
+            let Stored::Packed { granule: named, .. } = stored else { return false };
+            *at == segment && start_in_source(granule, offset, now) == Some(*named)
+        }
+        (Source::Segment { .. } | Source::Packed { .. }, None) => true,
         _ => false,
+    }
+}
+
+/// Where the unit of that offset was, if the first of the extent started at `granule`: units are moved as they lie. What
+/// was not is an extent by itself.
+fn start_in_source(granule: u32, offset: u64, now: &Place) -> Option<u32> {
+    match now {
+        Place::Segment { stored: Stored::Packed { lengths, .. }, .. } => Some(lengths.start_of(offset, granule)),
+        _ => (offset == 0).then_some(granule),
     }
 }
 

@@ -358,9 +358,9 @@ impl Checkpointer {
             looked_at += 1;
             let is_narrow = info.geometry.shard_count() < shards_now;
             match info.kind {
-                Kind::Meta => around.wants.fold |= info.live > 0 && is_narrow,
+                Kind::Meta => around.wants.fold |= info.is_live() && is_narrow,
                 // Where they lie the checkpoint says: they are not moved.
-                Kind::Run if info.live > 0 && !around.wants.rewrite => {
+                Kind::Run if info.is_live() && !around.wants.rewrite => {
                     let is_together = can_spread && topology.crowded(&info.geometry, &info.homes).is_some();
                     around.wants.rewrite = is_narrow || is_together;
                 }
@@ -662,8 +662,8 @@ pub(super) mod tests {
     use crate::map::leaf::Place;
     use crate::map::tests::TestMap;
     use crate::peers::tests::{leg, peers};
-    use crate::segment::SegmentInfo;
     use crate::segment::tests::{info, no};
+    use crate::segment::{Named, SegmentInfo};
     use holdfast_base::Epoch;
     use holdfast_format::geometry::Layout;
     use holdfast_format::sharing::Origin;
@@ -764,7 +764,7 @@ pub(super) mod tests {
                     Wish::Write(work) => match work.kind {
                         JobKind::Leaves => {
                             let segment = self.put(Kind::Meta);
-                            self.kept.segments.sub_live(segment, 1);
+                            self.kept.segments.sub_live(segment, Named::of_blocks(1));
                             self.with(|checkpointer, around| checkpointer.on_leaves_durable(around, segment))
                         }
                         JobKind::Runs { part } => {

@@ -5,6 +5,7 @@
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Place, encoded_run_bytes};
 use super::rangemap::Piece;
 use super::{Accounts, Map};
+use crate::segment::{Change, Named};
 use holdfast_base::{Key, Lsn};
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
@@ -262,8 +263,9 @@ impl Map {
         if let Some(NewLeaf { leaf, offset_bytes, len_bytes, crc }) = &merged.new {
             let segment = segment.expect("leaves with bytes lie in a segment");
             let pointer = LeafPointer { segment, offset_bytes: *offset_bytes, len_bytes: *len_bytes, crc: *crc };
-            accounts.segments.add_live(segment, u64::from(*len_bytes));
-            accounts.audit.on_named(merged.no, segment, i64::from(*len_bytes));
+            let named = Named::of_metadata(u64::from(*len_bytes));
+            accounts.segments.add_live(segment, named);
+            accounts.audit.on_named(merged.no, segment, named.as_more());
             let old = self.directory.insert(merged.no, pointer);
             accounts.forget_pointer(merged.no, old);
             self.leaves.insert_beside(merged.no, Arc::clone(leaf));
@@ -306,32 +308,23 @@ impl Accounts<'_> {
     /// The directory names a leaf no more.
     fn forget_pointer(&mut self, no: LeafNo, old: Option<LeafPointer>) {
         if let Some(LeafPointer { segment, len_bytes, .. }) = old {
-            self.segments.sub_live(segment, u64::from(len_bytes));
-            self.audit.on_named(no, segment, -i64::from(len_bytes));
+            let named = Named::of_metadata(u64::from(len_bytes));
+            self.segments.sub_live(segment, named);
+            self.audit.on_named(no, segment, -named.as_more());
         }
     }
 
     /// A leaf names what `new` says, and no more what `old` said. Most of that is the same.
     fn change_named(&mut self, no: LeafNo, old: Option<&Leaf>, new: Option<&Leaf>) {
-        let named = |leaf: Option<&Leaf>| leaf.map(Leaf::blocks_by_segment).unwrap_or_default();
-        let (old, new) = (named(old), named(new));
-        for (segment, blocks) in &new {
-            if let Some(more) = blocks.checked_sub(of(&old, segment)).filter(|more| *more > 0) {
-                self.segments.add_named(*segment, more);
-                self.audit.on_named(no, *segment, more as i64);
-            }
-        }
-        for (segment, blocks) in &old {
-            if let Some(less) = blocks.checked_sub(of(&new, segment)).filter(|less| *less > 0) {
-                self.segments.sub_named(*segment, less);
-                self.audit.on_named(no, *segment, -(less as i64));
-            }
+        let more = new.into_iter().flat_map(Leaf::named).map(|(segment, named)| (segment, named.as_more()));
+        let less = old.into_iter().flat_map(Leaf::named).map(|(segment, named)| (segment, -named.as_more()));
+        let mut changes: BTreeMap<SegmentNo, Change> = BTreeMap::new();
+        more.chain(less).for_each(|(segment, change)| *changes.entry(segment).or_default() += change);
+        for (segment, change) in changes.into_iter().filter(|(_, change)| !change.is_none()) {
+            self.segments.change_named(segment, change);
+            self.audit.on_named(no, segment, change);
         }
     }
-}
-
-fn of(named: &BTreeMap<SegmentNo, u64>, segment: &SegmentNo) -> u64 {
-    named.get(segment).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -376,7 +369,7 @@ pub(super) mod tests {
         kept.with(|map, accounts| map.install_leaf(&merged, Some(no(9, 1)), accounts));
         assert_eq!(kept.map.run_count(), 2, "what the leaf says is taken out, and no more");
         assert_eq!(kept.seen(0, 0, 9), [1, 1, 2, 2, 2, 1, 1, 0, 0]);
-        let counts = kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
+        let counts = kept.segments.get(no(1, 1)).map(|info| (info.live.blocks, info.shadowed.blocks));
         assert_eq!((counts, kept.live(2)), (Some((8, 4)), 3));
         fold(&mut kept, 2);
         assert_eq!((kept.live(1), kept.live(2), kept.map.run_count()), (4, 3, 0));
@@ -392,7 +385,7 @@ pub(super) mod tests {
         assert_eq!((kept.map.run_count(), kept.map.directory().len()), (0, 2));
         assert_eq!(kept.seen(0, 0, 2 * LEAF_BLOCKS), before);
         assert_eq!((kept.live(1), kept.live(2)), (8, 4));
-        let bytes = kept.segments.get(no(9, 1)).map_or(0, |info| info.live);
+        let bytes = kept.segments.get(no(9, 1)).map_or(0, |info| info.live.size);
         let run_bytes = |blocks| encoded_run_bytes(blocks, &Stored::Plain { block: 0 });
         assert_eq!(bytes, run_bytes(8) + run_bytes(4) + 4);
     }
@@ -403,13 +396,20 @@ pub(super) mod tests {
         kept.write(0, 0, 8, 1);
         fold(&mut kept, 1);
         kept.write(0, 2, 3, 2);
-        let counts = |kept: &TestMap| kept.segments.get(no(1, 1)).map(|info| (info.live, info.shadowed));
+        let counts = |kept: &TestMap| {
+            let info = kept.segments.get(no(1, 1))?;
+            Some((info.live.blocks, info.shadowed.blocks))
+        };
         assert_eq!(counts(&kept), Some((8, 3)));
         kept.write(0, 2, 3, 3);
         assert_eq!(counts(&kept), Some((8, 3)), "it is counted once");
         fold(&mut kept, 2);
         assert_eq!((counts(&kept), kept.live(2), kept.live(3)), (Some((5, 0)), 0, 3));
-        assert_eq!(kept.segments.get(no(9, 1)).map(|info| info.live), Some(0), "nothing names the old leaf");
+        assert_eq!(
+            kept.segments.get(no(9, 1)).map(|info| info.live),
+            Some(Named::NOTHING),
+            "nothing names the old leaf"
+        );
         assert_eq!(kept.seen(0, 0, 8), [1, 1, 3, 3, 3, 1, 1, 1]);
     }
 

@@ -3,6 +3,7 @@
 
 use super::cut::Cuttable;
 use super::rangemap::{Piece, Sliceable};
+use crate::segment::Named;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Key, Lsn, crc32c};
 use holdfast_format::packing::{StoredLength, StoredLengths};
 use holdfast_format::record::SegmentNo;
@@ -88,7 +89,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    pub(super) fn slice(&self, offset: u64, len: u64) -> Stored {
+    pub(crate) fn slice(&self, offset: u64, len: u64) -> Stored {
         match self {
             Stored::Plain { block } => Stored::Plain { block: block + offset as u32 },
             Stored::Packed { granule, lengths } => {
@@ -97,11 +98,24 @@ impl Stored {
         }
     }
 
-    /// The first block of those that are not packed: no volume that has others is opened (see `owner::root`).
-    pub(crate) fn block(&self) -> u32 {
+    /// What the first so many blocks take of their segment.
+    pub(crate) fn named(&self, blocks: u64) -> Named {
+        self.named_behind(0, blocks)
+    }
+
+    /// The same of those that follow the first `before`.
+    pub(crate) fn named_behind(&self, before: u64, blocks: u64) -> Named {
         match self {
-            Stored::Plain { block } => *block,
-            Stored::Packed { granule, .. } => panic!("a packed run at granule {granule} of a volume that has none"),
+            Stored::Plain { .. } => Named::of_blocks(blocks),
+            Stored::Packed { lengths, .. } => Named::of_units(&lengths.slice(before, blocks)),
+        }
+    }
+
+    /// Behind the last unit, in granules; of blocks that are not packed nothing.
+    pub(crate) fn end(&self) -> u32 {
+        match self {
+            Stored::Plain { .. } => 0,
+            Stored::Packed { granule, lengths } => lengths.end_from(*granule),
         }
     }
 
@@ -368,13 +382,17 @@ impl Leaf {
         pieces
     }
 
-    /// Blocks of each segment named here.
-    pub fn blocks_by_segment(&self) -> BTreeMap<SegmentNo, u64> {
-        let mut blocks = BTreeMap::new();
-        for run in self.runs.iter().filter(|run| run.segment != ZEROES) {
-            *blocks.entry(run.segment).or_insert(0) += u64::from(run.len);
-        }
-        blocks
+    /// What is named here of segments, run by run.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (SegmentNo, Named)> {
+        let runs = self.runs.iter().filter(|run| run.segment != ZEROES);
+        runs.map(|run| (run.segment, self.stored(run).named(u64::from(run.len))))
+    }
+
+    /// The same of each segment.
+    pub(crate) fn named_by_segment(&self) -> BTreeMap<SegmentNo, Named> {
+        let mut sums: BTreeMap<SegmentNo, Named> = BTreeMap::new();
+        self.named().for_each(|(segment, named)| *sums.entry(segment).or_default() += named);
+        sums
     }
 
     /// This leaf with `changes` over it, which are in order (in-leaf block numbers; `None` leaves holes, and so do zero
@@ -722,8 +740,14 @@ mod tests {
                 at += piece.len;
             }
             prop_assert_eq!(at, LEAF_BLOCKS);
-            let counted: u64 = leaf.blocks_by_segment().values().sum();
-            prop_assert_eq!(counted, naive.iter().flatten().count() as u64);
+            let mut counted: BTreeMap<SegmentNo, Named> = BTreeMap::new();
+            for (counter, block) in naive.iter().flatten() {
+                *counted.entry(no(*counter)).or_default() += match counter {
+                    0..4 => Named::of_blocks(1),
+                    _ => Named { size: u64::from(length_of(u64::from(*block)).granules()), blocks: 1 },
+                };
+            }
+            prop_assert_eq!(leaf.named_by_segment(), counted);
         }
     }
 

@@ -134,7 +134,7 @@ impl LeafLoader {
         self.spans.insert(name, span);
         let wanted = |(part, (block, blocks)): (usize, (u32, u32))| {
             let by = Recipient::Leaves { span: name, part: part as u32 };
-            Wanted { by, segment, shape: None, block, blocks, crcs: None }
+            Wanted { by, segment, shape: None, block, blocks, crcs: None, units: None }
         };
         runs.into_iter().enumerate().map(wanted).collect()
     }

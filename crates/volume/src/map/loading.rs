@@ -47,7 +47,7 @@ impl RunLoads {
             for (part, (block, blocks)) in blocks.into_iter().enumerate() {
                 let (by, segment) = (Recipient::Run { at, part: part as u32 }, pointer.segment);
                 let shape = Some(Box::new((pointer.geometry, pointer.homes.clone())));
-                wanted.push(Wanted { by, segment, shape, block, blocks, crcs: None });
+                wanted.push(Wanted { by, segment, shape, block, blocks, crcs: None, units: None });
             }
         }
         (RunLoads { runs }, wanted)

@@ -36,14 +36,14 @@ pub(crate) use capture::{Capture, Shown};
 pub(crate) use checkpoint::Checkpointer;
 pub use layers::{CloneInfo, Snapshot};
 pub(crate) use layers::{LayerTable, keys_of, leaf_in};
-pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Overlay, Place};
+pub(crate) use leaf::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, LeafPointer, Mapped, Overlay, Place, Stored};
 pub(crate) use leafload::{Brought, LeafLoader, LeafWaiter, Pins};
 pub(crate) use loading::{LogRun, RunLoads, RunsLeft, Sliced};
 pub(crate) use rangemap::Piece;
 
 use crate::api::Mutations;
 use crate::log::window::Log;
-use crate::segment::Segments;
+use crate::segment::{Change, Segments};
 use crate::wants::Wants;
 use directory::Directory;
 use heat::Heat;
@@ -52,15 +52,23 @@ use holdfast_format::record::SegmentNo;
 use leaf::LeafCache;
 use shadow::Shadow;
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 /// Hears how much more or less the map names.
 pub(crate) trait Naming {
-    /// A leaf names so many more blocks (or is so many bytes itself), or fewer.
-    fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: i64);
+    /// A leaf names so much more of a segment (or is so many bytes itself), or less.
+    fn on_named(&mut self, no: LeafNo, segment: SegmentNo, change: Change);
 
-    /// The overlay names blocks of a segment there from now on, or no more.
-    fn on_overlay(&mut self, keys: Range<u64>, segment: SegmentNo, is_named: bool);
+    /// The overlay names that of a segment from now on, or no more.
+    fn on_overlay(&mut self, run: NamedRun<'_>, is_named: bool);
+}
+
+/// Blocks of a segment, named by the overlay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedRun<'a> {
+    pub(crate) start: u64,
+    pub(crate) blocks: u64,
+    pub(crate) segment: SegmentNo,
+    pub(crate) stored: &'a Stored,
 }
 
 /// The accounts of what the map names, and who hears of changes.
@@ -189,7 +197,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::care::Audit;
     use crate::segment::tests::{info, no};
+    use crate::segment::{Named, SegmentInfo};
     use holdfast_base::{HeadId, Lsn};
+    use holdfast_format::packing::{BLOCK_GRANULES, Codec, StoredLength, StoredLengths};
+
+    /// Blocks of a volume that there are units of.
+    const PACKED_BLOCKS: u64 = 2500;
 
     /// A map with accounts of its own.
     pub(crate) struct TestMap {
@@ -226,6 +239,23 @@ pub(crate) mod tests {
             self.say(layer, block, blocks, place);
         }
 
+        /// The same to a packed segment, in which each block has a unit of its own: its length follows from its number.
+        pub(crate) fn write_packed(&mut self, layer: u32, block: u64, blocks: u64, counter: u64) {
+            let length = |n: u64| match n % 5 {
+                0 => StoredLength::RAW,
+                _ => StoredLength::compressed(Codec::Lz4, 1 + (n * 7 % 40) as u32),
+            };
+            let all = StoredLengths::new((0..PACKED_BLOCKS).map(length));
+            if self.segments.get(no(1, counter)).is_none() {
+                let units = std::num::NonZeroU32::new(all.granules() as u32);
+                let payload_blocks = all.end_from(0).div_ceil(BLOCK_GRANULES);
+                self.segments.insert(no(1, counter), SegmentInfo { units, ..info(payload_blocks, 0, &[]) });
+            }
+            let stored = Stored::Packed { granule: all.start_of(block, 0), lengths: all.slice(block, blocks) };
+            let crcs = Crcs::new(vec![counter as u32; blocks as usize]);
+            self.say(layer, block, blocks, Place::Segment { segment: no(1, counter), stored, crcs });
+        }
+
         pub(crate) fn say(&mut self, layer: u32, block: u64, blocks: u64, place: Place) {
             self.stamp += 1;
             let (key, stamp) = (Key::new(ObjectId(layer), holdfast_base::Lba(block)).0, Lsn(self.stamp));
@@ -260,7 +290,7 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn live(&self, counter: u64) -> u64 {
-            self.segments.get(no(1, counter)).map_or(0, |info| info.live)
+            self.segments.get(no(1, counter)).map_or(0, |info| info.live.blocks)
         }
     }
 
@@ -275,6 +305,33 @@ pub(crate) mod tests {
         assert_eq!(kept.seen(0, 0, 8), [0, 0, 0, 0, 2, 2, 1, 1]);
         assert_eq!((kept.live(1), kept.live(2)), (2, 2));
         assert_eq!(kept.map.mapped_end(ObjectId(0)), 8);
+    }
+
+    #[test]
+    fn packed_blocks_count_what_their_units_take() {
+        let mut kept = TestMap::new();
+        let counts = |kept: &TestMap| {
+            let info = kept.segments.get(no(1, 1)).expect("it is in the table");
+            (info.live, info.shadowed)
+        };
+        // Raw, and 8, 15, 22 and 29 granules.
+        kept.write_packed(0, 0, 5, 1);
+        let all = Named { size: 64 + 8 + 15 + 22 + 29, blocks: 5 };
+        assert_eq!(counts(&kept), (all, Named::NOTHING));
+        let capacity = kept.segments.totals().capacity;
+        kept.fold(1);
+        assert_eq!(counts(&kept), (all, Named::NOTHING));
+        kept.write(0, 1, 2, 2);
+        assert_eq!(counts(&kept), (all, Named { size: 8 + 15, blocks: 2 }));
+        // A leaf that names other units of the same segment, which are fewer blocks and more granules.
+        kept.write_packed(0, 5, 1, 1);
+        kept.say(0, 3, 2, Place::Zero);
+        assert_eq!(counts(&kept).0, Named { size: all.size + 64, blocks: 6 });
+        kept.fold(2);
+        assert_eq!(counts(&kept), (Named { size: 64 + 64, blocks: 2 }, Named::NOTHING));
+        let totals = kept.segments.totals();
+        assert_eq!((totals.visible_blocks, totals.capacity), (4, capacity + 512 * 64));
+        assert_eq!(totals.dead, totals.capacity - 2 * 64 - 2 * 64);
     }
 
     #[test]

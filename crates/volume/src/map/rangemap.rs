@@ -136,12 +136,12 @@ impl<V: Sliceable> RangeMap<V> {
         behind.map_or(len, |behind| len.min(behind))
     }
 
-    /// All runs that reach behind `from`, in order: where they start, the first one there at the earliest, and what of
-    /// their length is left then.
-    pub fn iter_behind(&self, from: u64) -> impl Iterator<Item = (u64, u64, &V)> {
+    /// All runs that reach behind `from`, in order: where they start, how much of them lies before `from`, what of their
+    /// length is left then, and their whole value.
+    pub fn iter_behind(&self, from: u64) -> impl Iterator<Item = (u64, u64, u64, &V)> {
         let before = self.runs.range(..from).next_back().filter(move |(at, run)| *at + run.len > from);
-        let rest = before.map(move |(at, run)| (from, at + run.len - from, &run.value));
-        rest.into_iter().chain(self.iter_from(from))
+        let rest = before.map(move |(at, run)| (*at, from - at, at + run.len - from, &run.value));
+        rest.into_iter().chain(self.iter_from(from).map(|(at, len, value)| (at, 0, len, value)))
     }
 
     /// All runs that start at or after `from`, in order.
@@ -211,9 +211,9 @@ pub(super) mod tests {
             let begin_in = |len: u64| map.iter_from(look.0).take_while(|(at, _, _)| *at < look.0 + len).count();
             let few = map.len_of_runs(look.0, look.1, 2);
             prop_assert!(begin_in(few) <= 2 && (few == look.1 || begin_in(few + 1) == 3));
-            let behind: u64 = map.iter_behind(look.0).map(|(_, len, _)| len).sum();
+            let behind: u64 = map.iter_behind(look.0).map(|(_, _, left, _)| left).sum();
             prop_assert_eq!(behind as usize, naive[look.0 as usize..].iter().flatten().count());
-            prop_assert!(map.iter_behind(look.0).all(|(at, _, _)| at >= look.0));
+            prop_assert!(map.iter_behind(look.0).all(|(at, before, _, _)| at + before >= look.0));
             let bare = |b: &u64| map.gaps(look.0, look.1).iter().any(|(from, to)| (*from..*to).contains(b));
             for block in look.0..look.0 + look.1 {
                 prop_assert_eq!(bare(&block), naive[block as usize].is_none());

@@ -3,22 +3,23 @@
 //! A part has a head, and three lists, each behind its length: leaves, segments, runs of the overlay. They are encoded
 //! and read element by element, so that nobody waits for a whole part. The parts of a run are read in order.
 //!
-//! A part begins with 0 or 1, or with a 2: then it is of version 2, and may have packed runs; its layers have the numbers
-//! that they would have in wide keys.
+//! A part begins with 0 or 1, or with a 2: then it is of version 2, and may have packed segments and runs; its layers have
+//! the numbers that they would have in wide keys.
 //!
 //! Limits: a part takes [`PART_BYTES_MAX`] and one element more; it is what is put together and summed at once.
 
 use super::layers::LayerTable;
 use super::leaf::{LeafNo, LeafPointer, Mapped, Place, Stored};
-use crate::segment::SegmentInfo;
 use crate::segment::writer::{JobKind, Work};
+use crate::segment::{Kind, Named, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, BufMut, KeyWidth, Lsn, block_crcs, crc32c};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::StoredLengths;
+use holdfast_format::packing::{BLOCK_GRANULES, StoredLengths};
 use holdfast_format::record::{MetaPointer, SegmentNo};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 
 /// Some hundred microseconds of copying and checksums.
 const PART_BYTES_MAX: usize = 512 << 10;
@@ -60,6 +61,73 @@ impl SavedRun {
     }
 }
 
+/// A segment as it is saved, with what is named of it: blocks of data, bytes of leaves, or 1 for a part of a checkpoint.
+/// Packed ones are in parts of version 2 only.
+#[derive(Debug, Deserialize)]
+enum SavedSegment {
+    Data(SavedShape, u64),
+    Meta(SavedShape, u64),
+    Run(SavedShape, u64),
+    Packed { shape: SavedShape, granules: u64, blocks: u64, units: NonZeroU32 },
+}
+
+#[derive(Debug, Deserialize)]
+struct SavedShape {
+    geometry: Geometry,
+    homes: Vec<Leg>,
+}
+
+impl SavedSegment {
+    /// `None` where what it says can't be.
+    fn into_info(self) -> Option<SegmentInfo> {
+        let (kind, shape, live, units) = match self {
+            SavedSegment::Data(shape, blocks) => {
+                blocks.checked_mul(u64::from(BLOCK_GRANULES))?;
+                (Kind::Data, shape, Named::of_blocks(blocks), None)
+            }
+            SavedSegment::Meta(shape, bytes) => (Kind::Meta, shape, Named::of_metadata(bytes), None),
+            SavedSegment::Run(shape, count) => (Kind::Run, shape, Named::of_metadata(count), None),
+            SavedSegment::Packed { shape, granules, blocks, units } => {
+                let payload = u64::from(shape.geometry.payload_blocks) * u64::from(BLOCK_GRANULES);
+                let are_units = granules >= blocks && granules.div_ceil(u64::from(BLOCK_GRANULES)) <= blocks;
+                if !are_units || u64::from(units.get()) > payload {
+                    return None;
+                }
+                (Kind::Data, shape, Named { size: granules, blocks }, Some(units))
+            }
+        };
+        let SavedShape { geometry, homes } = shape;
+        Some(SegmentInfo { live, units, ..SegmentInfo::new(kind, geometry, homes) })
+    }
+}
+
+/// The same, as it is written.
+#[derive(Serialize)]
+enum SaidSegment<'a> {
+    Data(SaidShape<'a>, u64),
+    Meta(SaidShape<'a>, u64),
+    Run(SaidShape<'a>, u64),
+    Packed { shape: SaidShape<'a>, granules: u64, blocks: u64, units: NonZeroU32 },
+}
+
+#[derive(Serialize)]
+struct SaidShape<'a> {
+    geometry: Geometry,
+    homes: &'a [Leg],
+}
+
+impl SaidSegment<'_> {
+    fn of(info: &SegmentInfo) -> SaidSegment<'_> {
+        let (shape, live) = (SaidShape { geometry: info.geometry, homes: &info.homes }, info.live);
+        match (info.kind, info.units) {
+            (Kind::Data, None) => SaidSegment::Data(shape, live.blocks),
+            (Kind::Data, Some(units)) => SaidSegment::Packed { shape, granules: live.size, blocks: live.blocks, units },
+            (Kind::Meta, _) => SaidSegment::Meta(shape, live.size),
+            (Kind::Run, _) => SaidSegment::Run(shape, live.size),
+        }
+    }
+}
+
 /// The first byte of a part of version 2.
 const PART_VERSION_PACKED: u8 = 2;
 
@@ -93,7 +161,7 @@ pub(crate) struct Packed {
 
 impl Packed {
     pub(crate) fn into_work(self, kind: JobKind) -> Work {
-        Work { kind, extents: Vec::new(), payload: self.payload, crcs: self.crcs }
+        Work { kind, extents: Vec::new(), payload: self.payload, crcs: self.crcs, packed: None }
     }
 
     /// The bytes of the parts.
@@ -164,7 +232,7 @@ pub(crate) struct RunWriter {
     leaves: List,
     segments: List,
     overlay: List,
-    /// A run of the part is packed.
+    /// A run or a segment of the part is packed.
     has_packed: bool,
     part_bytes_max: usize,
     payload_blocks_max: usize,
@@ -199,7 +267,8 @@ impl RunWriter {
     }
 
     pub(crate) fn segment(&mut self, no: SegmentNo, info: Option<&SegmentInfo>) {
-        self.segments.push(&(no, info));
+        self.has_packed |= info.is_some_and(|info| info.units.is_some());
+        self.segments.push(&(no, info.map(SaidSegment::of)));
         self.on_pushed(1);
     }
 
@@ -294,7 +363,7 @@ pub(crate) struct PartReader {
     left: u64,
     /// Lists that are left behind that.
     lists: u8,
-    /// It may have packed runs.
+    /// It may have packed runs and segments.
     may_be_packed: bool,
 }
 
@@ -358,7 +427,9 @@ impl PartReader {
                 Element::Leaf(LeafNo(no), pointer)
             }
             1 => {
-                let (no, info) = self.take()?;
+                let (no, saved): (SegmentNo, Option<SavedSegment>) = self.take()?;
+                let is_known = self.may_be_packed || !matches!(saved, Some(SavedSegment::Packed { .. }));
+                let info = saved.map(|saved| saved.into_info().filter(|_| is_known).ok_or(Unreadable)).transpose()?;
                 Element::Segment(no, info)
             }
             _ => {
@@ -377,8 +448,12 @@ impl PartReader {
 mod tests {
     use super::*;
     use crate::map::{Crcs, Snapshot};
+    use crate::peers::tests::leg;
     use crate::segment::tests::{info, no};
     use holdfast_base::{HeadId, ObjectId};
+
+    /// Kind, shape, homes and what is named of a segment.
+    type Row = (u8, Geometry, Vec<Leg>, u64);
 
     /// The whole form of a part.
     #[derive(Serialize)]
@@ -387,7 +462,7 @@ mod tests {
         layers: Option<LayerTable>,
         folded_at: Lsn,
         leaves: Vec<(u64, Option<LeafPointer>)>,
-        segments: Vec<(SegmentNo, Option<SegmentInfo>)>,
+        segments: Vec<(SegmentNo, Option<Row>)>,
         overlay: Vec<SaidRun<'a>>,
     }
 
@@ -401,8 +476,15 @@ mod tests {
         let mut writer = RunWriter::new(true, LayerTable::default(), Lsn(5), 1 << 20);
         writer.leaf(LeafNo(300), Some(pointer));
         writer.leaf(LeafNo(301), None);
-        writer.segment(no(1, 3), Some(&info(512, 4, &[])));
+        let (of_data, geometry) = (info(512, 4, &[leg(1, 0)]), info(512, 0, &[]).geometry);
+        let metadata = |kind, size| {
+            let live = Named::of_metadata(size);
+            SegmentInfo { live, ..SegmentInfo::new(kind, geometry, Vec::new()) }
+        };
+        writer.segment(no(1, 3), Some(&of_data));
         writer.segment(no(1, 4), None);
+        writer.segment(no(1, 5), Some(&metadata(Kind::Meta, 700)));
+        writer.segment(no(1, 6), Some(&metadata(Kind::Run, 1)));
         writer.run(40, 2, &place(8, vec![1, 2]));
         writer.run(50, 3, &Mapped { place: Place::Zero, stamp: Lsn(6) });
         writer.end();
@@ -414,7 +496,12 @@ mod tests {
             layers: Some(LayerTable::default()),
             folded_at: Lsn(5),
             leaves: vec![(300, Some(pointer)), (301, None)],
-            segments: vec![(no(1, 3), Some(info(512, 4, &[]))), (no(1, 4), None)],
+            segments: vec![
+                (no(1, 3), Some((0, geometry, vec![leg(1, 0)], 4))),
+                (no(1, 4), None),
+                (no(1, 5), Some((1, geometry, Vec::new(), 700))),
+                (no(1, 6), Some((2, geometry, Vec::new(), 1))),
+            ],
             overlay: vec![SaidRun { key: 40, blocks: 2, stamp: Lsn(7), place: data }, zero],
         };
         let expected = postcard::to_stdvec(&whole).expect("it encodes");
@@ -422,6 +509,40 @@ mod tests {
         assert_eq!(packed.index, [(0, expected.len() as u32, crc32c(&expected))]);
         assert_eq!(packed.crcs, block_crcs(&packed.payload[0]));
         assert!(writer.next_packed().is_none());
+        let (mut reader, _) = PartReader::begin(packed.parts().remove(0)).expect("it can be read");
+        let mut segments = Vec::new();
+        while let Some(element) = reader.next().expect("it can be read") {
+            if let Element::Segment(_, info) = element {
+                segments.push(info);
+            }
+        }
+        assert_eq!(segments, [Some(of_data), None, Some(metadata(Kind::Meta, 700)), Some(metadata(Kind::Run, 1))]);
+    }
+
+    #[test]
+    fn a_packed_segment_is_saved_with_granules_in_parts_of_version_2() {
+        let segment = |live: Named, units| SegmentInfo { live, units: NonZeroU32::new(units), ..info(32, 0, &[]) };
+        let part_of = |info: &SegmentInfo| {
+            let mut writer = RunWriter::new(true, layers(), Lsn(5), 1 << 20);
+            writer.segment(no(1, 3), Some(info));
+            only_part(&mut writer)
+        };
+        let info = segment(Named { size: 700, blocks: 40 }, 2000);
+        let part = part_of(&info);
+        // Number, present, kind, geometry, no homes, granules and blocks that are named, granules of all units.
+        let row = ["0103", "01", "03", "0201001020", "00", "bc05", "28", "d00f"].concat();
+        assert_eq!(hex(&part), format!("0201{}050001{row}00", layers_of("10")));
+        let (mut reader, _) = PartReader::begin(part.clone()).expect("it can be read");
+        let Ok(Some(Element::Segment(at, Some(read)))) = reader.next() else { panic!("a segment") };
+        assert_eq!((at, read), (no(1, 3), info));
+        assert!(!reads(part.slice(1..part.len())), "version 1 has none");
+        for bad in [
+            segment(Named { size: 39, blocks: 40 }, 2000),
+            segment(Named { size: 2561, blocks: 40 }, 2000),
+            segment(Named { size: 700, blocks: 40 }, 32 * 64 + 1),
+        ] {
+            assert!(!reads(part_of(&bad)), "{bad:?}");
+        }
     }
 
     #[test]
@@ -475,12 +596,16 @@ mod tests {
         layers
     }
 
+    /// Their bytes in a part, with the number that the second one has there.
+    fn layers_of(number: &str) -> String {
+        format!("01020000010161000506{number}0100000100{number}0000{number}00")
+    }
+
     #[test]
     fn parts_of_version_2_have_packed_runs_and_wide_layers() {
         let mut writer = RunWriter::new(true, layers(), Lsn(5), 1 << 20);
         writer.run(40, 3, &packed(130, &[0x41, 63, 0x9d]));
         let part = only_part(&mut writer);
-        let layers_of = |number: &str| format!("01020000010161000506{number}0100000100{number}0000{number}00");
         let golden = |layers: &str| format!("0201{layers}0500000128030703010382010300010203413f9d");
         assert_eq!(hex(&part), golden(&layers_of("10")));
         let (mut reader, head) = PartReader::begin(part.clone()).expect("it can be read");

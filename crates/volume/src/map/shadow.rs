@@ -10,15 +10,15 @@
 
 use super::leaf::{LEAF_BLOCKS, Leaf, LeafNo, Place};
 use super::{Accounts, Map};
-use crate::segment::Segments;
+use crate::segment::{Named, Segments};
 use holdfast_base::Key;
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    /// Blocks of segments that each leaf names and the overlay hides.
-    counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, u64>>,
+    /// What each leaf names of segments and the overlay hides.
+    counted: BTreeMap<LeafNo, BTreeMap<SegmentNo, Named>>,
     /// Leaves of which all was counted that was shadowed when they were last looked at.
     looked_at: BTreeSet<LeafNo>,
     /// Leaves of which more may be shadowed than is counted; of those that were looked at what was shadowed since:
@@ -88,10 +88,11 @@ impl Map {
     fn count_shadowed(&mut self, no: LeafNo, leaf: &Leaf, start: u64, blocks: u64, segments: &mut Segments) -> bool {
         let mut is_dead = false;
         for piece in leaf.lookup(start, blocks) {
-            let Some(Place::Segment { segment, .. }) = piece.value else { continue };
-            if let Some(visible) = segments.add_shadowed(segment, piece.len) {
-                *self.shadow.counted.entry(no).or_default().entry(segment).or_default() += piece.len;
-                is_dead |= visible == 0;
+            let Some(Place::Segment { segment, stored, .. }) = piece.value else { continue };
+            let named = stored.named(piece.len);
+            if let Some(visible) = segments.add_shadowed(segment, named) {
+                *self.shadow.counted.entry(no).or_default().entry(segment).or_default() += named;
+                is_dead |= visible.is_nothing();
             }
         }
         is_dead
@@ -135,15 +136,15 @@ impl Map {
     /// Whether more of a leaf is counted as shadowed than is.
     pub(crate) fn shadows_too_much(&self, no: LeafNo, leaf: &Leaf) -> bool {
         let Some(counted) = self.shadow.counted.get(&no) else { return false };
-        let mut shadowed: BTreeMap<SegmentNo, u64> = BTreeMap::new();
+        let mut shadowed: BTreeMap<SegmentNo, Named> = BTreeMap::new();
         for piece in self.overlay.pieces(no.first_key(), LEAF_BLOCKS).into_iter().filter(|p| p.value.is_some()) {
             for below in leaf.lookup(piece.start - no.first_key(), piece.len) {
-                if let Some(Place::Segment { segment, .. }) = below.value {
-                    *shadowed.entry(segment).or_default() += below.len;
+                if let Some(Place::Segment { segment, stored, .. }) = below.value {
+                    *shadowed.entry(segment).or_default() += stored.named(below.len);
                 }
             }
         }
-        counted.iter().any(|(segment, blocks)| shadowed.get(segment).is_none_or(|there| there < blocks))
+        counted.iter().any(|(segment, named)| shadowed.get(segment).is_none_or(|there| !named.is_within(*there)))
     }
 
     /// All is counted anew as leaves are loaded and folded.
@@ -165,8 +166,8 @@ impl Map {
     pub(super) fn forget_shadowed(&mut self, no: LeafNo, segments: &mut Segments) {
         self.shadow.uncounted.remove(&no);
         self.shadow.looked_at.remove(&no);
-        for (segment, blocks) in self.shadow.counted.remove(&no).unwrap_or_default() {
-            segments.sub_shadowed(segment, blocks);
+        for (segment, named) in self.shadow.counted.remove(&no).unwrap_or_default() {
+            segments.sub_shadowed(segment, named);
         }
     }
 }

@@ -5,5 +5,4 @@ pub(crate) mod copies;
 pub(crate) mod handover;
 pub(crate) mod opening;
 pub(crate) mod recovery;
-pub(crate) mod resize;
 pub(crate) mod root;

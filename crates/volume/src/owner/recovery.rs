@@ -31,7 +31,7 @@ use crate::map::run::{BYTES_A_RUN, CRCS_A_RUN};
 use crate::map::{LogRun, RunLoads, RunsLeft, Sliced};
 use crate::owner::opening::{Found, Step};
 use crate::segment::fetch::FetchError;
-use crate::segment::{Kind, SegmentInfo};
+use crate::segment::{Kind, Named, SegmentInfo};
 use holdfast_base::{Buf, LedgerId, Lsn};
 use holdfast_format::ledger::{AckRule, LedgerRef};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
@@ -240,9 +240,8 @@ impl Controller {
         self.drive_checkpointer(out, |checkpointer, around| checkpointer.on_runs_loaded(around));
         self.turn.slice("opening: the map is read", runs.len());
         for MetaPointer { segment, geometry, homes, .. } in runs {
-            let nothing =
-                SegmentInfo { kind: Kind::Run, geometry, homes, live: 1, shadowed: 0, kept: false, born: 0, middle: 0 };
-            self.segments.insert(segment, nothing);
+            let nothing_yet = SegmentInfo::new(Kind::Run, geometry, homes);
+            self.segments.insert(segment, SegmentInfo { live: Named::of_metadata(1), ..nothing_yet });
         }
         self.recovery_goes_on(Recovery::Counting(0));
     }

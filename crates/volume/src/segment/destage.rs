@@ -142,6 +142,7 @@ fn work_of(entries: Vec<Lsn>, mut extents: Vec<Extent>) -> Work {
         extents: Vec::with_capacity(extents.len()),
         payload: Vec::with_capacity(extents.len()),
         crcs: Vec::new(),
+        packed: None,
     };
     for Extent { key, blocks, lsn, data, crcs } in extents {
         work.extents.push(CommitExtent { key: Key(key), blocks: blocks as u32, source: Source::Log(lsn) });

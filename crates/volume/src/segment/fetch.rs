@@ -12,6 +12,7 @@ use crate::basis::Basis;
 use crate::map::Crcs;
 use crate::peers::{Ask, CALLS_MAX, Peers, Purpose};
 use crate::segment::encrypt::decrypt_blocks;
+use crate::segment::units::Units;
 use crate::segment::{Kind, Segments};
 use crate::sharing::segments::LOOKS_MAX;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, crc32c};
@@ -44,6 +45,11 @@ impl Recipient {
     pub(crate) fn takes_parts(&self) -> bool {
         matches!(self, Recipient::Ahead { .. })
     }
+
+    /// It gets units, one behind the other, and not the blocks that they are.
+    fn moves(&self) -> bool {
+        matches!(self, Recipient::Clean { .. })
+    }
 }
 
 /// Shape and homes of a segment that is not in the table (a checkpoint's, while opening).
@@ -60,9 +66,11 @@ struct Fetch {
     blocks: u32,
     /// The run's first block in the segment's payload.
     payload_block: u32,
-    /// Checksums of the run's blocks; without them (metadata), who wants the bytes checks them, or nobody (guests'
-    /// reads).
+    /// Checksums of the run's blocks, or of those that its units are; without them (metadata), who wants the bytes checks
+    /// them, or nobody (guests' reads).
     crcs: Option<Crcs>,
+    /// What is wanted of the run, where it is packed.
+    units: Option<Units>,
     wide: bool,
     asked: u64,
     /// Where each was asked for last.
@@ -97,6 +105,7 @@ impl Fetch {
         position: u8,
         (block, blocks, payload_block): (u32, u32, u32),
         crcs: Option<Crcs>,
+        units: Option<Units>,
     ) -> Fetch {
         Fetch {
             wants,
@@ -107,6 +116,7 @@ impl Fetch {
             blocks,
             payload_block,
             crcs,
+            units,
             wide: false,
             asked: 0,
             asked_at: BTreeMap::new(),
@@ -162,6 +172,11 @@ impl Around<'_> {
         if fetch.wants.takes_parts() {
             return Some(bytes);
         }
+        if let Some(units) = &fetch.units {
+            let blocks = units.open(&bytes).filter(|blocks| verifies(blocks, fetch.crcs.as_ref()))?;
+            // What is moved goes as it lies.
+            return Some(if fetch.wants.moves() { units.taken_from(&bytes) } else { blocks });
+        }
         let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
         if !is_data {
             return verifies(&bytes, fetch.crcs.as_ref()).then_some(bytes);
@@ -193,6 +208,8 @@ pub(crate) struct Wanted {
     pub(crate) block: u32,
     pub(crate) blocks: u32,
     pub(crate) crcs: Option<Crcs>,
+    /// What of it is wanted, where it is packed; then the checksums are of these.
+    pub(crate) units: Option<Units>,
 }
 
 /// The fetches under way.
@@ -232,7 +249,7 @@ impl Fetcher {
 
     /// Starts to fetch a run.
     pub(crate) fn start(&mut self, around: &mut Around<'_>, wanted: Wanted, out: Out) {
-        let Wanted { by, segment, shape, block, blocks, crcs } = wanted;
+        let Wanted { by, segment, shape, block, blocks, crcs, units } = wanted;
         let geometry = match &shape {
             Some(shape) => Some(shape.0),
             None => around.segments.get(segment).map(|info| info.geometry),
@@ -242,7 +259,7 @@ impl Fetcher {
         };
         let at = geometry.locate(block);
         assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
-        let fetch = Fetch::new(by, (segment, shape), at.position, (at.block, blocks, block), crcs);
+        let fetch = Fetch::new(by, (segment, shape), at.position, (at.block, blocks, block), crcs, units);
         let token = self.fetches.insert(fetch);
         self.ask_direct(around, token, out);
     }
@@ -524,10 +541,12 @@ impl Fetcher {
         for at in 0..fetch.blocks {
             // Gone as soon as one of them can't be had.
             let Some(fetch) = self.fetches.get(token) else { return true };
-            let crcs = fetch.crcs.as_ref().map(|crcs| crcs.slice(u64::from(at), 1));
+            // Of stored blocks the map knows no checksums: their holders check them.
+            let crcs = fetch.crcs.as_ref().filter(|_| fetch.units.is_none());
+            let crcs = crcs.map(|crcs| crcs.slice(u64::from(at), 1));
             let place = (fetch.segment, fetch.shape.clone());
             let run = (fetch.block + at, 1, fetch.payload_block + at);
-            let piece = Fetch::new(Recipient::Block { of: token, at }, place, fetch.position, run, crcs);
+            let piece = Fetch::new(Recipient::Block { of: token, at }, place, fetch.position, run, crcs, None);
             if self.fetches.is_full() {
                 self.finish(around, token, Err(FetchError::Lost), out);
                 return true;
@@ -555,7 +574,9 @@ impl Fetcher {
         if let Some(blocks) = blocks {
             let mut run = BufMut::new(blocks.len() * BLOCK_BYTES);
             run.chunks_exact_mut(BLOCK_BYTES).zip(&blocks).for_each(|(to, from)| to.copy_from_slice(from));
-            self.finish(around, of, Ok(run.freeze()), out);
+            let fetch = self.fetches.get(of).expect("just seen");
+            let run = if fetch.units.is_some() { around.opened(fetch, run.freeze()) } else { Some(run.freeze()) };
+            self.finish(around, of, run.ok_or(FetchError::Lost), out);
         }
     }
 }
@@ -668,7 +689,7 @@ mod tests {
         fn start(&mut self, data: &Buf) -> Vec<Asked> {
             let crcs = Some(Crcs::new(block_crcs(data)));
             let by = Recipient::Leaves { span: 1, part: 0 };
-            let wanted = Wanted { by, segment: no(1, 1), shape: None, block: 0, blocks: 2, crcs };
+            let wanted = Wanted { by, segment: no(1, 1), shape: None, block: 0, blocks: 2, crcs, units: None };
             self.with(|fetcher, around, out| fetcher.start(around, wanted, out))
         }
 

@@ -4,10 +4,14 @@ pub(crate) mod destage;
 pub(crate) mod direct;
 pub(crate) mod encrypt;
 pub(crate) mod fetch;
+pub(crate) mod named;
+mod pack;
 mod shards;
 mod table;
+pub(crate) mod units;
 pub(crate) mod writer;
 
+pub(crate) use named::{Change, Named};
 pub(crate) use table::{Kind, SegmentInfo, Segments};
 
 #[cfg(test)]

@@ -1,21 +1,23 @@
 //! The segment table: shape, homes and live count of every segment of the volume; and the numbers that are given out.
 //!
 //! Invariants (1 and 2 are checked by [`Segments::verify`]): (1) what is summed up is what a walk over the table finds;
-//! (2) no more of a segment is shadowed than lives; (3) `live` of a segment is the number of blocks (of
-//! leaf bytes, for metadata) by which base and overlay of the map name it, counted apart. One of which everything is
-//! shadowed (see `shadowed`), once a durable checkpoint says so, may be freed.
+//! (2) no more of a segment is shadowed than lives; (3) `live` of a segment is what base and overlay of the map name of
+//! it, counted apart (see `named`). One of which everything is shadowed (see `shadowed`), once a durable checkpoint says
+//! so, may be freed.
 
+use super::named::{Change, Named, bytes_of};
 use crate::api::SpaceUse;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
+use holdfast_format::packing::BLOCK_GRANULES;
 use holdfast_format::record::SegmentNo;
-use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::ops::Bound;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Data,
     /// Map leaves; `live` counts their bytes.
@@ -24,68 +26,89 @@ pub(crate) enum Kind {
     Run,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentInfo {
     pub(crate) kind: Kind,
     pub(crate) geometry: Geometry,
     pub(crate) homes: Vec<Leg>,
-    pub(crate) live: u64,
-    /// Of these: blocks that leaves name and the overlay hides, as far as known.
-    #[serde(skip)]
-    pub(crate) shadowed: u64,
+    /// Granules of all its units, if it is packed.
+    pub(crate) units: Option<NonZeroU32>,
+    pub(crate) live: Named,
+    /// Of that: what leaves name and the overlay hides, as far as known.
+    pub(crate) shadowed: Named,
     /// Named by others, or another volume's (see `sharing::segments`): neither cleaned nor counted as dead.
-    #[serde(skip)]
     pub(crate) kept: bool,
     /// When its data was written (see `heat`).
-    #[serde(skip)]
     pub(crate) born: u64,
     /// Where in the volume the middle of its data lies, by key: what lies near is cleaned together.
-    #[serde(skip)]
     pub(crate) middle: u64,
 }
 
 impl SegmentInfo {
-    pub(crate) fn capacity_blocks(&self) -> u64 {
+    /// One of which nothing is named yet.
+    pub(crate) fn new(kind: Kind, geometry: Geometry, homes: Vec<Leg>) -> SegmentInfo {
+        let (live, shadowed) = (Named::NOTHING, Named::NOTHING);
+        SegmentInfo { kind, geometry, homes, units: None, live, shadowed, kept: false, born: 0, middle: 0 }
+    }
+
+    /// What its payload takes, with what lies between units.
+    pub(crate) fn payload_blocks(&self) -> u64 {
         u64::from(self.geometry.payload_blocks)
     }
 
+    /// Granules that a data segment has: those of its payload, or of its units, without what lies between them.
+    pub(crate) fn capacity(&self) -> u64 {
+        let all = self.payload_blocks() * u64::from(BLOCK_GRANULES);
+        self.units.map_or(all, |units| u64::from(units.get()))
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        !self.live.is_nothing()
+    }
+
     /// What of `live` can be read.
-    pub(crate) fn visible(&self) -> u64 {
+    pub(crate) fn visible(&self) -> Named {
         self.live - self.shadowed
     }
 
-    /// Blocks of a data segment that nobody can read any more, as far as known.
-    pub(crate) fn dead_blocks(&self) -> u64 {
-        if self.kept { 0 } else { self.unseen_blocks() }
+    pub(crate) fn is_visible(&self) -> bool {
+        self.live != self.shadowed
     }
 
-    /// Blocks of a data segment that nobody of this volume can read any more, as far as known.
-    pub(crate) fn unseen_blocks(&self) -> u64 {
-        self.capacity_blocks().saturating_sub(self.visible())
+    /// Granules of a data segment that nobody can read any more, as far as known.
+    pub(crate) fn dead(&self) -> u64 {
+        if self.kept { 0 } else { self.unseen() }
+    }
+
+    /// Granules of a data segment that nobody of this volume can read any more, as far as known.
+    fn unseen(&self) -> u64 {
+        self.capacity().saturating_sub(self.visible().size)
     }
 
     /// What it takes of devices.
     pub(crate) fn space(&self) -> SpaceUse {
-        let block = BLOCK_BYTES as u64;
-        let shards = u64::from(self.geometry.shard_blocks()) * block * u64::from(self.geometry.shard_count());
+        let shard_bytes = u64::from(self.geometry.shard_blocks()) * BLOCK_BYTES as u64;
+        let shards = shard_bytes * u64::from(self.geometry.shard_count());
         if self.kind != Kind::Data {
             return SpaceUse { metadata_bytes: shards, ..SpaceUse::default() };
         }
-        let payload = self.capacity_blocks() * block;
+        let capacity = bytes_of(self.capacity());
         // While a fold is due a block may be named by base and overlay, and is counted for both.
-        let data_bytes = (self.visible() * block).min(payload);
-        let unseen = payload - data_bytes;
+        let data_bytes = bytes_of(self.visible().size).min(capacity);
+        let unseen = capacity - data_bytes;
         let (dead_bytes, kept_bytes) = if self.kept { (0, unseen) } else { (unseen, 0) };
-        SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes: shards - payload, metadata_bytes: 0 }
+        // With what lies between units, as with what fills up stripes.
+        let redundancy_bytes = shards - capacity;
+        SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes, metadata_bytes: 0 }
     }
 
     /// Whether anybody names it.
     pub(crate) fn is_needed(&self) -> bool {
-        self.live > 0 || self.kept
+        self.is_live() || self.kept
     }
 }
 
-/// Sums over segments; blocks are those of data segments.
+/// Sums over segments; blocks and granules are those of data segments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) segments: u64,
@@ -93,8 +116,10 @@ pub(crate) struct Totals {
     pub(crate) shards: u64,
     pub(crate) space: SpaceUse,
     pub(crate) data_segments: u64,
-    pub(crate) capacity_blocks: u64,
-    pub(crate) dead_blocks: u64,
+    /// Granules, and those of them that are dead.
+    pub(crate) capacity: u64,
+    pub(crate) dead: u64,
+    /// As guests see them.
     pub(crate) visible_blocks: u64,
 }
 
@@ -106,9 +131,9 @@ impl Totals {
         match info.kind {
             Kind::Data => Totals {
                 data_segments: 1,
-                capacity_blocks: info.capacity_blocks(),
-                dead_blocks: info.dead_blocks(),
-                visible_blocks: info.visible(),
+                capacity: info.capacity(),
+                dead: info.dead(),
+                visible_blocks: info.visible().blocks,
                 ..nothing
             },
             _ => nothing,
@@ -122,8 +147,8 @@ impl Totals {
             (&mut self.kept, by.kept),
             (&mut self.shards, by.shards),
             (&mut self.data_segments, by.data_segments),
-            (&mut self.capacity_blocks, by.capacity_blocks),
-            (&mut self.dead_blocks, by.dead_blocks),
+            (&mut self.capacity, by.capacity),
+            (&mut self.dead, by.dead),
             (&mut self.visible_blocks, by.visible_blocks),
             (&mut to.data_bytes, of.data_bytes),
             (&mut to.dead_bytes, of.dead_bytes),
@@ -278,7 +303,7 @@ impl Segments {
         self.keep(no);
         self.in_sums(no, |sums| sums.add(&info));
         set_member(&mut self.metadata, no, info.kind != Kind::Data);
-        set_member(&mut self.unseen, no, info.visible() == 0);
+        set_member(&mut self.unseen, no, !info.is_visible());
         if let Some(former) = self.segments.insert(no, info) {
             self.in_sums(no, |sums| sums.sub(&former));
         }
@@ -342,14 +367,14 @@ impl Segments {
         assert_eq!((&self.all, &self.foreign), (&all, &foreign), "sums are what a walk finds");
         let metadata = self.iter().filter(|(_, info)| info.kind != Kind::Data).map(|(no, _)| no);
         assert!(metadata.eq(self.metadata.iter().copied()), "metadata is what a walk finds");
-        let unseen = self.iter().filter(|(_, info)| info.visible() == 0).map(|(no, _)| no);
+        let unseen = self.iter().filter(|(_, info)| !info.is_visible()).map(|(no, _)| no);
         assert!(unseen.eq(self.unseen_after(None)), "what holds nothing is what a walk finds");
-        assert!(self.iter().all(|(_, info)| info.shadowed <= info.live), "more is shadowed than lives");
+        assert!(self.iter().all(|(_, info)| info.shadowed.is_within(info.live)), "more is shadowed than lives");
     }
 
     /// Share of the data segments that is dead, in 1/1000, as far as that was folded.
     pub(crate) fn dead_per_mille(&self) -> u64 {
-        self.totals().dead_blocks * 1000 / self.totals().capacity_blocks.max(1)
+        self.totals().dead * 1000 / self.totals().capacity.max(1)
     }
 
     /// The volume's own segments.
@@ -409,54 +434,49 @@ impl Segments {
         self.on_changed(no);
     }
 
-    pub(crate) fn add_live(&mut self, no: SegmentNo, count: u64) {
-        let is_there = self.change(no, |info| info.live += count);
-        assert!(is_there, "a named segment is in the table");
-        self.dirty.insert(no);
+    pub(crate) fn add_live(&mut self, no: SegmentNo, named: Named) {
+        self.change_live(no, named.as_more());
     }
 
-    pub(crate) fn sub_live(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_live(&mut self, no: SegmentNo, named: Named) {
+        self.change_live(no, -named.as_more());
+    }
+
+    fn change_live(&mut self, no: SegmentNo, by: Change) {
         let is_there = self.change(no, |info| {
-            info.live = info.live.checked_sub(count).expect("no segment has less than nothing live");
+            info.live = info.live.checked_change(by).expect("no segment has less than nothing live");
         });
         assert!(is_there, "a named segment is in the table");
         self.dirty.insert(no);
     }
 
     /// What the map names was counted anew.
-    pub(crate) fn set_live(&mut self, no: SegmentNo, live: u64) {
+    pub(crate) fn set_live(&mut self, no: SegmentNo, live: Named) {
         let is_there = self.change(no, |info| info.live = live);
         assert!(is_there, "a counted segment is in the table");
         self.dirty.insert(no);
     }
 
-    /// A leaf names these blocks from now on. Of a segment that is gone they are shadowed.
-    pub(crate) fn add_named(&mut self, no: SegmentNo, count: u64) {
+    /// A leaf names so much more from now on, or less. Of a segment that is gone that is shadowed.
+    pub(crate) fn change_named(&mut self, no: SegmentNo, by: Change) {
         if self.segments.contains_key(&no) {
-            self.add_live(no, count);
+            self.change_live(no, by);
         }
     }
 
-    /// A leaf names these blocks no more.
-    pub(crate) fn sub_named(&mut self, no: SegmentNo, count: u64) {
-        if self.segments.contains_key(&no) {
-            self.sub_live(no, count);
-        }
-    }
-
-    /// The blocks that can still be read; `None` where the segment is gone.
-    pub(crate) fn add_shadowed(&mut self, no: SegmentNo, count: u64) -> Option<u64> {
+    /// What can still be read; `None` where the segment is gone.
+    pub(crate) fn add_shadowed(&mut self, no: SegmentNo, named: Named) -> Option<Named> {
         let mut visible = None;
         self.change(no, |info| {
-            info.shadowed += count;
+            info.shadowed += named;
             visible = info.live.checked_sub(info.shadowed);
         });
         visible
     }
 
-    pub(crate) fn sub_shadowed(&mut self, no: SegmentNo, count: u64) {
+    pub(crate) fn sub_shadowed(&mut self, no: SegmentNo, named: Named) {
         self.change(no, |info| {
-            info.shadowed = info.shadowed.checked_sub(count).expect("what is not shadowed any more was counted");
+            info.shadowed = info.shadowed.checked_sub(named).expect("what is not shadowed any more was counted");
         });
     }
 
@@ -473,14 +493,14 @@ impl Segments {
     fn change(&mut self, no: SegmentNo, change: impl FnOnce(&mut SegmentInfo)) -> bool {
         self.keep(no);
         let Some(info) = self.segments.get_mut(&no) else { return false };
-        let what_counts = |info: &SegmentInfo| (info.live > 0, info.visible() > 0, info.kept);
+        let what_counts = |info: &SegmentInfo| (info.is_live(), info.is_visible(), info.kept);
         let before = what_counts(info);
         let former = Totals::of(info);
         change(info);
-        assert!(info.shadowed <= info.live, "{no:?}: of {} blocks {} are shadowed", info.live, info.shadowed);
+        assert!(info.shadowed.is_within(info.live), "{no:?}: of {:?} {:?} is shadowed", info.live, info.shadowed);
         let now = Totals::of(info);
         if what_counts(info) != before {
-            set_member(&mut self.unseen, no, info.visible() == 0);
+            set_member(&mut self.unseen, no, !info.is_visible());
             self.touched.get_mut().insert(no);
         }
         self.in_sums(no, |sums| {
@@ -598,16 +618,8 @@ pub(crate) mod tests {
 
     /// A segment of data in two copies, with so many blocks that live.
     pub(crate) fn info(blocks: u32, live: u64, homes: &[Leg]) -> SegmentInfo {
-        SegmentInfo {
-            kind: Kind::Data,
-            geometry: Geometry::new(Layout::Mirror { copies: 2 }, blocks),
-            homes: homes.to_vec(),
-            live,
-            shadowed: 0,
-            kept: false,
-            born: 0,
-            middle: 0,
-        }
+        let geometry = Geometry::new(Layout::Mirror { copies: 2 }, blocks);
+        SegmentInfo { live: Named::of_blocks(live), ..SegmentInfo::new(Kind::Data, geometry, homes.to_vec()) }
     }
 
     fn homes(devices: [u32; 2]) -> Vec<Leg> {
@@ -637,17 +649,39 @@ pub(crate) mod tests {
     #[test]
     fn what_is_shadowed_or_named_no_more_is_dead_unless_others_need_it() {
         let mut table = table();
-        let dead = |table: &Segments| table.get(no(2, 0)).map(SegmentInfo::dead_blocks);
-        assert_eq!(table.add_shadowed(no(2, 0), 20), Some(30));
+        let dead = |table: &Segments| table.get(no(2, 0)).map(|info| info.dead() / 64);
+        assert_eq!(table.add_shadowed(no(2, 0), Named::of_blocks(20)), Some(Named::of_blocks(30)));
         assert_eq!(dead(&table), Some(70));
-        table.sub_shadowed(no(2, 0), 20);
-        table.sub_live(no(2, 0), 50);
+        table.sub_shadowed(no(2, 0), Named::of_blocks(20));
+        table.sub_live(no(2, 0), Named::of_blocks(50));
         table.verify();
         assert!(table.unseen_after(None).eq([no(2, 0)]));
         assert!(table.set_kept(no(2, 0), true) && !table.set_kept(no(2, 0), true));
         assert_eq!((dead(&table), table.own_totals().space.kept_bytes), (Some(0), 100 * BLOCK_BYTES as u64));
         table.verify();
-        assert_eq!(table.add_shadowed(no(9, 9), 1), None);
+        assert_eq!(table.add_shadowed(no(9, 9), Named::of_blocks(1)), None);
+    }
+
+    #[test]
+    fn a_packed_segment_holds_its_units_and_what_lies_between_is_in_no_account() {
+        let mut table = table();
+        // Of 6,400 granules 6,000 are units.
+        let packed = SegmentInfo { units: NonZeroU32::new(6000), ..info(100, 0, &homes([1, 2])) };
+        table.insert(no(2, 1), packed);
+        table.add_live(no(2, 1), Named { size: 6000, blocks: 180 });
+        let of = |table: &Segments| table.get(no(2, 1)).cloned().expect("it is in the table");
+        assert_eq!((of(&table).capacity(), of(&table).dead()), (6000, 0), "all of it lives");
+        assert_eq!(table.totals().visible_blocks, 110 + 180);
+        assert_eq!(
+            table.add_shadowed(no(2, 1), Named { size: 64, blocks: 4 }),
+            Some(Named { size: 5936, blocks: 176 })
+        );
+        assert_eq!((of(&table).dead(), table.totals().visible_blocks), (64, 110 + 176));
+        let space = of(&table).space();
+        assert_eq!((space.data_bytes, space.dead_bytes), (5936 * 64, 64 * 64));
+        // Two copies of 100 blocks.
+        assert_eq!(space.data_bytes + space.dead_bytes + space.redundancy_bytes, 200 * 4096);
+        table.verify();
     }
 
     #[test]
@@ -677,8 +711,8 @@ pub(crate) mod tests {
     fn only_what_changed_is_written_with_the_next_checkpoint() {
         let mut table = table();
         table.take_dirty();
-        table.add_named(no(2, 0), 1);
-        table.add_named(no(9, 9), 1);
+        table.change_named(no(2, 0), Named::of_blocks(1).as_more());
+        table.change_named(no(9, 9), Named::of_blocks(1).as_more());
         assert_eq!(table.take_dirty(), BTreeSet::from([no(2, 0)]));
         table.remove(no(1, 7));
         assert_eq!(table.take_dirty(), BTreeSet::from([no(1, 7)]));
@@ -688,6 +722,6 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "no segment has less than nothing live")]
     fn nothing_is_named_less_often_than_never() {
-        table().sub_live(no(2, 0), 51);
+        table().sub_live(no(2, 0), Named::of_blocks(51));
     }
 }

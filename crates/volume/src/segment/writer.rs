@@ -3,7 +3,7 @@
 //! Role: owns the segments on their way. What follows from them it leaves to others, as [`Wish`]es: the commit record, word
 //! that metadata is durable, an id that was given up.
 //!
-//! States: parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
+//! States: packing (blocks are being made smaller, for a while at most) -> parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
 //! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with
 //! the same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old
 //! id is freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is
@@ -12,26 +12,33 @@
 //! Invariants (checked by [`SegmentWriter::verify`]): (1) a segment is committed when all its shards are durable, and not
 //! begun anew from then on; (2) a segment that has a place has a home and a checksum for each of its shards and blocks.
 
-use crate::api::{Config, Counters, Lane, Out};
+use crate::api::{Config, Counters, Effect, Lane, Out};
 use crate::basis::Basis;
 use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::direct::DirectRun;
 use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload};
 use crate::segment::shards::pieces_of;
-use crate::segment::{Kind, SegmentInfo, Segments};
+use crate::segment::units::PackedPayload;
+use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
 use holdfast_base::buf::total_len;
 use holdfast_base::{
-    BLOCK_BYTES, BlockCrc, Buf, Epoch, Lsn, MediaClass, NodeId, Prng, SegmentId, ShardId, Slab, Token, VolumeId,
+    BLOCK_BYTES, BlockCrc, Buf, Epoch, Instant, Lsn, MediaClass, NodeId, Prng, SegmentId, ShardId, Slab, Token,
+    VolumeId, block_crcs,
 };
-use holdfast_format::geometry::Geometry;
+use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
-use holdfast_format::record::{CommitExtent, SegmentCommit, SegmentNo};
-use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::packing::{Codec, StoredLengths};
+use holdfast_format::record::{CommitExtent, PackedCommit, Record, SegmentCommit, SegmentNo};
+use holdfast_format::segment::{self, SegmentIndex, ShardHeader};
 use holdfast_format::wire::{Refusal, Reply, Request};
+use std::time::Duration;
 
 /// Segments on their way at a time, parked ones included.
 const JOBS_MAX: usize = 1024;
+
+/// Blocks that were not packed by then are written as they are: the log does not wait for a codec.
+const PACKING_MAX: Duration = Duration::from_millis(50);
 
 /// Up to about ten minutes, from 0.6 s on.
 const PUT_DOUBLINGS_MAX: usize = 10;
@@ -79,12 +86,33 @@ pub(crate) struct Work {
     /// Whole blocks, in payload order.
     pub(crate) payload: Vec<Buf>,
     pub(crate) crcs: Vec<BlockCrc>,
+    /// The same blocks, packed: written instead where that is less.
+    pub(crate) packed: Option<PackedPayload>,
 }
 
 impl Work {
     /// Of the payload.
     pub(crate) fn bytes(&self) -> u64 {
         self.crcs.len() as u64 * BLOCK_BYTES as u64
+    }
+
+    /// The shape of its segment in that layout: packed units have whole rows, and what packing does not make smaller by
+    /// more than that costs is written as it is.
+    fn geometry(&self, layout: Layout) -> Geometry {
+        let raw = Geometry::new(layout, self.crcs.len() as u32);
+        let Some(packed) = &self.packed else { return raw };
+        let stored = ((packed.bytes.len() / BLOCK_BYTES) as u32).next_multiple_of(raw.row_blocks());
+        let packed = Geometry::new(layout, stored);
+        if self.is_packed_in(&packed) { packed } else { raw }
+    }
+
+    /// Whether a segment of that shape gets the blocks packed: what was moved as it lay always does.
+    fn is_packed_in(&self, geometry: &Geometry) -> bool {
+        self.payload.is_empty() || (geometry.payload_blocks as usize) < self.crcs.len()
+    }
+
+    fn packed_in(&self, geometry: &Geometry) -> Option<&PackedPayload> {
+        self.packed.as_ref().filter(|_| self.is_packed_in(geometry))
     }
 }
 
@@ -100,7 +128,9 @@ struct Shard {
 #[derive(Debug)]
 struct SegmentJob {
     work: Work,
-    /// Absent while parked.
+    /// While its blocks are being packed: until when that is waited for.
+    packing_until: Option<Instant>,
+    /// Absent while packing or parked.
     placed: Option<Placed>,
     /// Times that it was begun anew.
     restarts: usize,
@@ -116,14 +146,16 @@ struct Placed {
     /// Of the homes, where that matters.
     media: Option<MediaClass>,
     shards: Vec<Shard>,
-    /// By which the map knows the payload's blocks: checksums, or what tells that they open.
+    /// By which the map knows the volume's blocks: checksums, or what tells that they open.
     checks: Vec<BlockCrc>,
+    /// Of these as units, where they are packed.
+    lengths: Option<StoredLengths>,
     committing: bool,
 }
 
 impl SegmentJob {
     fn is_parked(&self) -> bool {
-        self.placed.is_none()
+        self.placed.is_none() && self.packing_until.is_none()
     }
 
     /// Whose ids its shards get.
@@ -147,7 +179,7 @@ pub(crate) struct Put {
 #[derive(Debug)]
 pub(crate) enum Wish {
     /// All shards are durable: this record makes the segment a part of the volume.
-    Commit(Token, SegmentCommit),
+    Commit(Token, Record),
     /// The same of metadata, which has no record of its own.
     Durable(Written),
     /// The id will never be committed. What may lie there is freed.
@@ -185,11 +217,11 @@ impl Around<'_> {
     }
 
     /// The first place with room for a segment of so many blocks: its shape, its homes, and their class of media.
-    fn find_homes(&mut self, kind: &JobKind, blocks: u32) -> Option<(Geometry, Vec<Leg>, Option<MediaClass>)> {
-        let topology = Topology::new(self.basis, self.peers);
+    fn find_homes(&mut self, work: &Work) -> Option<(Geometry, Vec<Leg>, Option<MediaClass>)> {
+        let (kind, topology) = (&work.kind, Topology::new(self.basis, self.peers));
         let places = topology.places(kind, self.rotation.fill_per_mille(topology));
         places.into_iter().find_map(|place| {
-            let geometry = Geometry::new(place.layout, blocks);
+            let geometry = work.geometry(place.layout);
             let shard_bytes = (u64::from(geometry.shard_blocks()) + 8) * BLOCK_BYTES as u64;
             Some((geometry, self.placer().place_segment(place, shard_bytes, kind.keep())?, place.media))
         })
@@ -264,7 +296,9 @@ impl SegmentWriter {
         for (_, job) in self.jobs.iter() {
             let Some(placed) = &job.placed else { continue };
             assert_eq!(placed.homes.len(), usize::from(placed.geometry.shard_count()), "a home for each shard");
-            assert_eq!(placed.checks.len(), placed.geometry.payload_blocks as usize, "a checksum for each block");
+            let units = placed.lengths.as_ref().map_or(u64::from(placed.geometry.payload_blocks), StoredLengths::len);
+            assert_eq!(placed.checks.len() as u64, units, "a checksum for each block");
+            assert!(placed.lengths.as_ref().is_none_or(|l| l.fill(&placed.geometry)), "units lie where they may");
             let is_durable = placed.shards.iter().all(|shard| shard.durable);
             assert_eq!(placed.committing, is_durable, "{:?} is committed when its shards are durable", placed.no);
         }
@@ -273,10 +307,45 @@ impl SegmentWriter {
     // ---- places ----
 
     pub(crate) fn start(&mut self, around: &mut Around<'_>, work: Work, out: Out) {
-        let payload_blocks: usize = work.payload.iter().map(|b| b.len() / BLOCK_BYTES).sum();
-        assert_eq!(payload_blocks, work.crcs.len(), "a checksum a block");
-        let token = self.jobs.insert(SegmentJob { work, placed: None, restarts: 0 });
+        let payload_blocks: u64 = work.payload.iter().map(|b| (b.len() / BLOCK_BYTES) as u64).sum();
+        let units = work.packed.as_ref().map_or(payload_blocks, |packed| packed.lengths.len());
+        assert_eq!(units, work.crcs.len() as u64, "a checksum a block");
+        let token = self.jobs.insert(SegmentJob { work, packing_until: None, placed: None, restarts: 0 });
         self.place(around, token, out);
+    }
+
+    // ---- packing ----
+
+    /// Has the blocks packed before they are written.
+    pub(crate) fn start_packing(&mut self, basis: &Basis, work: Work, codec: Codec, out: Out) {
+        let blocks = work.payload.clone();
+        let packing_until = Some(basis.now + PACKING_MAX);
+        let job = self.jobs.insert(SegmentJob { work, packing_until, placed: None, restarts: 0 });
+        out.push(Effect::Pack { job: job.0, codec, blocks });
+    }
+
+    /// The blocks were packed, if that makes them smaller; or it was too late.
+    pub(crate) fn on_packed(&mut self, around: &mut Around<'_>, token: Token, packed: Option<PackedPayload>, out: Out) {
+        let Some(job) = self.jobs.get_mut(token).filter(|job| job.packing_until.is_some()) else { return };
+        job.packing_until = None;
+        let blocks = job.work.crcs.len() as u64;
+        job.work.packed = packed.filter(|packed| packed.lengths.len() == blocks);
+        self.place(around, token, out);
+    }
+
+    /// When packing is waited for no longer.
+    pub(crate) fn packing_deadline(&self) -> Option<Instant> {
+        self.jobs.iter().filter_map(|(_, job)| job.packing_until).min()
+    }
+
+    /// Blocks that were not packed in time are written as they are; all of them where `is_pressed`.
+    pub(crate) fn end_packing(&mut self, around: &mut Around<'_>, is_pressed: bool, out: Out) {
+        let now = around.basis.now;
+        let is_late = |job: &SegmentJob| job.packing_until.is_some_and(|until| is_pressed || until <= now);
+        let late: Vec<Token> = self.jobs.iter().filter(|(_, job)| is_late(job)).map(|(token, _)| token).collect();
+        for token in late {
+            self.on_packed(around, token, None, out);
+        }
     }
 
     /// Gives parked jobs a place. Those that stay parked, and what they are of.
@@ -307,8 +376,7 @@ impl SegmentWriter {
     /// Gives a parked job an id and homes, and sends its shards. Stays parked where there is no room.
     fn place(&mut self, around: &mut Around<'_>, token: Token, out: Out) {
         let job = self.jobs.get_mut(token).expect("a job under way");
-        let blocks = job.work.crcs.len() as u32;
-        let Some((geometry, homes, media)) = around.find_homes(&job.work.kind, blocks) else { return };
+        let Some((geometry, homes, media)) = around.find_homes(&job.work) else { return };
         if !job.work.kind.is_meta() {
             let topology = Topology::new(around.basis, around.peers);
             around.rotation.on_placed(topology, &job.work.kind, &geometry, &homes);
@@ -321,7 +389,8 @@ impl SegmentWriter {
         }
         let (shards, checks) = encode(&around.basis.config, &job.work, id, &geometry, around.encryptions);
         let count = shards.len() as u8;
-        job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, committing: false });
+        let lengths = job.work.packed_in(&geometry).map(|packed| packed.lengths.clone());
+        job.placed = Some(Placed { no, id, geometry, homes, media, shards, checks, lengths, committing: false });
         around.counters.segments_written += 1;
         for index in 0..count {
             // A shard that can't be sent anywhere parks the job again.
@@ -470,32 +539,25 @@ impl SegmentWriter {
             extents: job.work.extents.clone(),
             crcs: placed.checks.clone(),
         };
-        around.wishes.push(Wish::Commit(token, commit));
+        let record = match &placed.lengths {
+            None => Record::Commit(commit),
+            Some(lengths) => Record::CommitPacked(Box::new(PackedCommit { commit, lengths: lengths.clone() })),
+        };
+        around.wishes.push(Wish::Commit(token, record));
     }
 
     fn on_meta_durable(&mut self, around: &mut Around<'_>, token: Token) {
         let job = self.jobs.remove(token).expect("a job under way");
         let Placed { no, id, geometry, homes, .. } = job.placed.expect("a placed job");
         let named = match job.work.kind {
-            JobKind::Runs { .. } => Some((Kind::Run, 1)),
+            JobKind::Runs { .. } => Some((Kind::Run, Named::of_metadata(1))),
             JobKind::Dependent { .. } => None,
-            _ => Some((Kind::Meta, 0)),
+            _ => Some((Kind::Meta, Named::NOTHING)),
         };
         if let Some((kind, live)) = named {
             around.segments.settle(no);
-            around.segments.insert(
-                no,
-                SegmentInfo {
-                    kind,
-                    geometry,
-                    homes: homes.clone(),
-                    live,
-                    shadowed: 0,
-                    kept: false,
-                    born: 0,
-                    middle: 0,
-                },
-            );
+            let info = SegmentInfo { live, ..SegmentInfo::new(kind, geometry, homes.clone()) };
+            around.segments.insert(no, info);
         }
         around.wishes.push(Wish::Durable(Written { kind: job.work.kind, id, geometry, homes }));
     }
@@ -520,8 +582,17 @@ fn encode(
     let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
     let encrypted = if is_meta { None } else { encrypt_payload(config, id, &work.payload, encryptions) };
     let is_encrypted = encrypted.is_some();
-    let plain =
-        || EncryptedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() };
+    let packed = work.packed_in(geometry);
+    let plain = || match packed {
+        None => EncryptedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() },
+        Some(packed) => {
+            let padding = geometry.payload_blocks as usize * BLOCK_BYTES - packed.bytes.len();
+            let payload = [packed.bytes.clone()].into_iter().chain((padding > 0).then(|| Buf::zeroes(padding)));
+            let payload: Vec<Buf> = payload.collect();
+            let crcs = payload.iter().flat_map(|buf| block_crcs(buf)).collect();
+            EncryptedPayload { payload, crcs, checks: work.crcs.clone() }
+        }
+    };
     let EncryptedPayload { payload, crcs, checks } = encrypted.unwrap_or_else(plain);
     let pieces = pieces_of(payload, crcs, geometry);
     let width = geometry.code_width();
@@ -536,7 +607,8 @@ fn encode(
                 index: index.clone(),
                 payload_crcs: checks.clone(),
                 sealed: is_encrypted,
-                packed: None,
+                packed: packed
+                    .map(|packed| segment::PackedPayload { lengths: packed.lengths.clone(), fingerprints: Vec::new() }),
             };
             let header = header.encode();
             let header_blocks = (header.len() / BLOCK_BYTES) as u32;
@@ -607,7 +679,7 @@ mod tests {
             let payload = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
             let crcs = block_crcs(&payload);
             let extents = vec![CommitExtent { key: holdfast_base::Key(4), blocks: 2, source: Source::Direct }];
-            let work = Work { kind, extents, payload: vec![payload], crcs };
+            let work = Work { kind, extents, payload: vec![payload], crcs, packed: None };
             self.with(|writer, around, out| writer.start(around, work, out));
             self.puts()
         }
@@ -650,7 +722,7 @@ mod tests {
         assert_eq!(rig.writer.unwritten_destage_bytes(), 2 * BLOCK_BYTES as u64);
         rig.answer(puts[2], &Reply::Done);
         let wishes = rig.take_wishes();
-        let [Wish::Commit(job, commit)] = &wishes[..] else { panic!("{wishes:?}") };
+        let [Wish::Commit(job, Record::Commit(commit))] = &wishes[..] else { panic!("{wishes:?}") };
         assert_eq!((commit.segment, commit.homes.len()), (SegmentNo::from(puts[0].shard.segment), 3));
         assert!(rig.segments.is_unsettled(commit.segment), "it is not named yet");
         assert_eq!(rig.writer.unwritten_destage_bytes(), 0);
@@ -696,7 +768,9 @@ mod tests {
         assert_eq!(rig.writer.put_doublings(&purpose), 1);
         rig.answer(other, &Reply::Done);
         let wishes = rig.take_wishes();
-        assert!(matches!(&wishes[..], [Wish::Commit(_, commit)] if commit.homes[0] == leg(other.node.0, 0)));
+        assert!(
+            matches!(&wishes[..], [Wish::Commit(_, Record::Commit(commit))] if commit.homes[0] == leg(other.node.0, 0))
+        );
     }
 
     #[test]

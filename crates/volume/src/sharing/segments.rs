@@ -387,6 +387,8 @@ impl Controller {
             return self.notice(Notice::DependentRefused { dependent, why }, out);
         };
         let mut root = Root::new(self.basis.config.grid, dependent, &name, size_bytes, self.root().layout);
+        // It names segments of this one as they are.
+        root.features = self.root().features.clone();
         root.tiers = self.root().tiers;
         root.epoch = self.epoch().next();
         root.instance = InstanceId(dependent.0);

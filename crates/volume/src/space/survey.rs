@@ -206,8 +206,8 @@ fn judge(found: &mut Found, topology: Topology<'_>, no: SegmentNo, info: Option<
     let moved = own.filter(|info| info.kind != Kind::Run && info.is_needed());
     set(&mut found.crowded, no, moved.is_some_and(|info| topology.crowded(&info.geometry, &info.homes).is_some()));
     let data = own.filter(|info| info.kind == Kind::Data && !info.kept);
-    set(&mut found.astray, no, data.is_some_and(|info| info.visible() > 0 && topology.is_astray(info)));
-    let first = data.filter(|info| info.live > 0 && topology.is_in_first_tier(&info.geometry, &info.homes));
+    set(&mut found.astray, no, data.is_some_and(|info| info.is_visible() && topology.is_astray(info)));
+    let first = data.filter(|info| info.is_live() && topology.is_in_first_tier(&info.geometry, &info.homes));
     set(&mut found.first, no, first.is_some());
 }
 
@@ -220,7 +220,7 @@ fn is_weak(topology: Topology<'_>, no: SegmentNo, info: &SegmentInfo) -> bool {
         _ => topology.is_narrow_metadata(&info.geometry),
     };
     info.homes.iter().any(|home| !topology.peers.leg_usable(*home))
-        || info.live > 0 && (is_narrow || topology.crowded(&info.geometry, &info.homes).is_some())
+        || info.is_live() && (is_narrow || topology.crowded(&info.geometry, &info.homes).is_some())
 }
 
 #[cfg(test)]

@@ -218,7 +218,7 @@ impl Rotation {
             return;
         }
         self.measured_at = now;
-        let blocks_of = |no| segments.get(no).map_or(0, SegmentInfo::capacity_blocks);
+        let blocks_of = |no| segments.get(no).map_or(0, SegmentInfo::payload_blocks);
         let in_table: u64 = there().into_iter().map(blocks_of).sum();
         let coming: u64 = placed
             .filter(|(geometry, homes)| topology.is_in_first_tier(geometry, homes))
@@ -270,13 +270,13 @@ impl Rotation {
         topology.first_tier().is_some() && self.fill_per_mille(topology) >= FULL_PER_MILLE
     }
 
-    /// The oldest segments of the first tier, with so many blocks that can be read, or a few more; at most so many.
+    /// The oldest segments of the first tier, with so many granules that can be read, or a few more; at most so many.
     /// `there` gives those that can be read and were not emptied.
     pub(crate) fn take_oldest(
         &mut self,
         topology: Topology<'_>,
         segments: &Segments,
-        blocks: u64,
+        granules: u64,
         count_max: usize,
         there: impl FnOnce() -> Vec<SegmentNo>,
         is_emptied: impl Fn(SegmentNo) -> bool,
@@ -284,19 +284,19 @@ impl Rotation {
         let now = topology.basis.now;
         if self.oldest.is_empty() && now.since(self.searched_at) >= SEARCH_EVERY {
             self.searched_at = now;
-            self.oldest = find_oldest(segments, SEGMENTS_FOUND * blocks, there());
+            self.oldest = find_oldest(segments, SEGMENTS_FOUND * granules, there());
         }
         let leaves = |no, info: &SegmentInfo| {
-            let is_there = info.kind == Kind::Data && !info.kept && info.live > 0 && !is_emptied(no);
+            let is_there = info.kind == Kind::Data && !info.kept && info.is_live() && !is_emptied(no);
             is_there && topology.is_in_first_tier(&info.geometry, &info.homes)
         };
         let (mut total, mut taken) = (0, Vec::new());
-        while total < blocks
+        while total < granules
             && taken.len() < count_max
             && let Some(no) = self.oldest.pop_front()
         {
             // It may have died, or have been moved, since it was found.
-            let visible = segments.get(no).filter(|info| leaves(no, info)).map_or(0, SegmentInfo::visible);
+            let visible = segments.get(no).filter(|info| leaves(no, info)).map_or(0, visible_size);
             if visible > 0 {
                 total += visible;
                 taken.push(no);
@@ -307,7 +307,7 @@ impl Rotation {
 
     /// These were emptied: so many bytes are elsewhere now.
     pub(crate) fn on_rotated(&mut self, segments: &Segments, emptied: &[SegmentNo], moved_bytes: u64) {
-        let blocks: u64 = emptied.iter().filter_map(|no| Some(segments.get(*no)?.capacity_blocks())).sum();
+        let blocks: u64 = emptied.iter().filter_map(|no| Some(segments.get(*no)?.payload_blocks())).sum();
         let bytes = blocks * BLOCK_BYTES as u64;
         self.counters.rotated_bytes += moved_bytes;
         self.counters.bytes = self.counters.bytes.saturating_sub(bytes);
@@ -334,13 +334,17 @@ impl Rotation {
     }
 }
 
-fn find_oldest(segments: &Segments, blocks: u64, there: Vec<SegmentNo>) -> VecDeque<SegmentNo> {
+fn visible_size(info: &SegmentInfo) -> u64 {
+    info.visible().size
+}
+
+fn find_oldest(segments: &Segments, granules: u64, there: Vec<SegmentNo>) -> VecDeque<SegmentNo> {
     let mut total = 0;
-    let visible_of = |no: SegmentNo| (no, segments.get(no).map_or(0, SegmentInfo::visible));
+    let visible_of = |no: SegmentNo| (no, segments.get(no).map_or(0, visible_size));
     let readable = there.into_iter().map(visible_of).filter(|(_, visible)| *visible > 0);
     let few = readable.take_while(|(_, visible)| {
         total += visible;
-        total < blocks + visible
+        total < granules + visible
     });
     few.map(|(no, _)| no).collect()
 }

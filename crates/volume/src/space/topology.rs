@@ -89,7 +89,7 @@ impl<'a> Topology<'a> {
     /// Whether it is another volume's segment whose shards lie closer together than this volume's fault domains: then
     /// this volume writes what it sees of it anew.
     pub(crate) fn is_crowded_foreign(self, no: SegmentNo, info: &SegmentInfo) -> bool {
-        self.basis.is_foreign(no) && info.visible() > 0 && self.crowded(&info.geometry, &info.homes).is_some()
+        self.basis.is_foreign(no) && info.is_visible() && self.crowded(&info.geometry, &info.homes).is_some()
     }
 
     /// The first shard that may not lie where it does.

@@ -16,7 +16,7 @@ use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{
     DeviceHealth, DeviceStat, HeldRoot, HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request, WIRE,
 };
-use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, PreloadState, State, Target};
+use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, PreloadState, State, Target, pack_blocks};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -514,6 +514,10 @@ impl World {
             }
             Effect::Reply(reply) => {
                 self.replies.insert(reply.token.0, reply.result);
+            }
+            Effect::Pack { job, codec, blocks } => {
+                let packed = pack_blocks(codec, &blocks);
+                self.queue.push_back(Event::Packed { job, packed });
             }
             Effect::Reconnect { node } => {
                 self.later.retain(|_, event| !matches!(event, Event::Node { node: of, .. } if *of == node));

@@ -1,0 +1,79 @@
+//! The thread that packs blocks for a reactor, behind everything else on its core: guests' requests don't wait for it. What
+//! it does not come to in time is written as it is.
+
+use crate::logger;
+use holdfast_base::Buf;
+use holdfast_base::buf::total_len;
+use holdfast_format::packing::Codec;
+use holdfast_host::Call;
+use holdfast_runtime::Waker;
+use holdfast_runtime::mailbox::{self, Receiver, Sender};
+use holdfast_volume::{PackedPayload, pack_blocks};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+/// Blocks that wait for a worker: beyond that they are written as they are.
+const WAITING_BYTES_MAX: usize = 8 << 20;
+
+/// No volume has more segments on their way.
+const ENDS_MAX: usize = 1 << 16;
+
+/// Of the thread.
+const NICE: i32 = 10;
+
+type Packed = (Call, Option<PackedPayload>);
+
+/// A reactor's way to the worker, which is started with the first blocks.
+pub struct Packers {
+    worker: Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>>,
+    waiting_bytes: Arc<AtomicUsize>,
+    ends: Sender<Packed>,
+    pub packed: Receiver<Packed>,
+}
+
+impl Packers {
+    pub fn new(waker: Waker) -> Packers {
+        let (ends, packed) = mailbox::mailbox(waker, ENDS_MAX);
+        Packers { worker: None, waiting_bytes: Arc::default(), ends, packed }
+    }
+
+    /// Has the blocks packed. Where nobody can they stay as they are, and that is told.
+    pub fn pack(&mut self, call: Call, codec: Codec, blocks: Vec<Buf>) {
+        let bytes = total_len(&blocks);
+        let has_room = self.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX;
+        if self.worker.is_none() {
+            self.worker = start(Arc::clone(&self.waiting_bytes), self.ends.clone());
+        }
+        if let Some(worker) = self.worker.as_ref().filter(|_| has_room) {
+            self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            if worker.send((call, codec, blocks)).is_ok() {
+                return;
+            }
+        }
+        // The mailbox is larger than what can be asked for.
+        let _ = self.ends.post((call, None));
+    }
+}
+
+fn start(waiting_bytes: Arc<AtomicUsize>, ends: Sender<Packed>) -> Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>> {
+    let (worker, work) = mpsc::channel::<(Call, Codec, Vec<Buf>)>();
+    let run = move || {
+        let _ = rustix::process::nice(NICE);
+        for (call, codec, blocks) in work {
+            let packed = pack_blocks(codec, &blocks);
+            waiting_bytes.fetch_sub(total_len(&blocks), Ordering::Relaxed);
+            if ends.post((call, packed)).is_err() {
+                return;
+            }
+        }
+    };
+    match thread::Builder::new().name("packer".to_string()).spawn(run) {
+        Ok(_) => Some(worker),
+        Err(error) => {
+            logger::warn(format_args!("no thread packs blocks, which are written as they are: {error}"));
+            None
+        }
+    }
+}
