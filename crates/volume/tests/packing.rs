@@ -3,11 +3,11 @@
 
 mod support;
 
-use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, HeadId, Prng};
+use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, Epoch, HeadId, InstanceId, MetaVersion, Prng};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
-use holdfast_volume::{Change, Config, Event};
+use holdfast_volume::{Change, Config, Event, State};
 use std::time::Duration;
 use support::*;
 
@@ -162,4 +162,44 @@ fn damage_in_packed_segments_is_read_around_and_made_good() {
         .find(|at| model.bytes[(at * BLOCK) as usize..][..BLOCK_BYTES].iter().filter(|b| **b == 0).count() > 3000);
     let at = at.expect("some block packs well");
     assert!(model.world.read(at * BLOCK, BLOCK) == model.bytes[(at * BLOCK) as usize..][..BLOCK_BYTES]);
+}
+
+#[test]
+fn a_worker_that_is_held_up_delays_nobody_and_what_it_does_too_late_is_nothing() {
+    let mut model = Model::new(6, 3, Layout::Mirror { copies: 2 });
+    model.world.packed = Some(Vec::new());
+    model.write_some(100);
+    model.world.span(Duration::from_secs(10));
+    let status = model.world.controller.status();
+    assert!(status.log_bytes < 4096, "all has left the log: {status:?}");
+    assert_eq!(status.space.data_bytes, status.mapped_blocks * BLOCK, "as it was");
+    let late = model.world.packed.replace(Vec::new()).expect("it was held up");
+    assert!(!late.is_empty());
+    late.into_iter().for_each(|event| model.world.push(event));
+    model.world.drain();
+    model.judge("after late answers");
+}
+
+#[test]
+fn an_owner_that_serves_no_more_writes_nothing_that_was_packed_for_it() {
+    let mut model = Model::new(7, 3, Layout::Mirror { copies: 2 });
+    model.world.packed = Some(Vec::new());
+    model.write_some(40);
+    model.world.run_until(|world| world.packed.as_ref().is_some_and(|held| !held.is_empty()));
+    let begun = |world: &World| world.controller.status().counters.segments_written;
+    let before = begun(&model.world);
+    // Another has taken the volume over.
+    for node in &mut model.world.nodes {
+        node.promised = Epoch(node.promised.0 + 1);
+    }
+    let root = Root::decode(&model.world.root.1).unwrap();
+    let taken = Root { epoch: Epoch(root.epoch.0 + 1), instance: InstanceId(77), ..root };
+    model.world.root = (MetaVersion(model.world.root.0.0 + 1), taken.encode());
+    let write = BlockOp::Write { offset: 0, data: Buf::copy_from(&[1; BLOCK_BYTES]) };
+    model.world.request(write);
+    model.world.run_until(|world| world.controller.state() == State::Deposed);
+    let held = model.world.packed.take().expect("it was held up");
+    held.into_iter().for_each(|event| model.world.push(event));
+    model.world.drain();
+    assert_eq!(begun(&model.world), before);
 }

@@ -35,7 +35,11 @@ impl Controller {
         self.state != State::Open || self.log.waiting_bytes() > self.basis.config.writeback_bytes_max / 2
     }
 
+    /// One who serves no more writes nothing of it.
     pub(crate) fn on_packed(&mut self, job: Token, packed: Option<PackedPayload>, out: Out) {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
         self.drive_writer(out, |writer, around, out| writer.on_packed(around, job, packed, out));
     }
 

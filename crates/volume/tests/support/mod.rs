@@ -328,6 +328,8 @@ pub struct World {
     /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
     pub slow: Option<Prng>,
     later: BTreeMap<(Instant, u64), Event>,
+    /// What was packed, where the worker is held up.
+    pub packed: Option<Vec<Event>>,
 }
 
 impl World {
@@ -360,6 +362,7 @@ impl World {
             turns: BTreeMap::new(),
             slow: None,
             later: BTreeMap::new(),
+            packed: None,
         };
         world.open();
         world
@@ -516,8 +519,11 @@ impl World {
                 self.replies.insert(reply.token.0, reply.result);
             }
             Effect::Pack { job, codec, blocks } => {
-                let packed = pack_blocks(codec, &blocks);
-                self.queue.push_back(Event::Packed { job, packed });
+                let packed = Event::Packed { job, packed: pack_blocks(codec, &blocks) };
+                match &mut self.packed {
+                    Some(held) => held.push(packed),
+                    None => self.queue.push_back(packed),
+                }
             }
             Effect::Reconnect { node } => {
                 self.later.retain(|_, event| !matches!(event, Event::Node { node: of, .. } if *of == node));
