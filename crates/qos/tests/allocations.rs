@@ -2,7 +2,7 @@
 
 use holdfast_base::{Effects, Instant, RequestToken};
 use holdfast_qos::scheduler::{Effect, Event};
-use holdfast_qos::{Config, Kind, Role, Scheduler, Slot, TenantId};
+use holdfast_qos::{Config, Cost, Kind, Role, Scheduler, Share, Slot, TenantId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +34,9 @@ fn nothing_is_allocated_for_a_request() {
         let policy = |n: usize| policies[n % policies.len()].parse().unwrap();
         let tenants: Vec<TenantId> = (0..count).map(|n| scheduler.add(policy(n), Role::Guest).unwrap()).collect();
         let (mut under_way, mut out) = (VecDeque::with_capacity(80 * count), Effects::new());
+        // A window that grows needs room for more that is under way.
+        let share = if count > 1 { Share::Units(Cost::units(64)) } else { Share::Unbounded };
+        scheduler.handle(Instant::ZERO, Event::SetShare { share }, &mut out);
         let (mut now, mut steady) = (Instant(1_000_000_000), 0);
         // Eighty of each are in flight: whose request is done asks again.
         let mut next = Vec::from_iter((0..80 * count).map(|n| n % count));
