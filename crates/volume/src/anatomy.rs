@@ -1,6 +1,6 @@
 //! What a volume consists of, what it lacks and what it would lack: counted when asked, from what the controller knows.
 
-use crate::api::{SpaceUse, Status};
+use crate::api::{SpaceUse, State, Status};
 use crate::controller::Controller;
 use crate::segment::{Kind, SegmentInfo};
 use crate::space::TierUse;
@@ -134,7 +134,14 @@ impl Controller {
     /// while they are judged anew: nobody knows then whether the volume is whole.
     pub(crate) fn degraded_segments(&self) -> u64 {
         let found = self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments);
-        found.max(u64::from(!self.survey.is_settled(self.topology(), &self.segments)))
+        found.max(u64::from(!self.is_surveyed()))
+    }
+
+    /// Whether all segments were judged by what there is of devices now. Where the volume is served no more nobody does,
+    /// and nobody asks.
+    fn is_surveyed(&self) -> bool {
+        let is_over = matches!(self.state, State::Closed | State::Deposed);
+        is_over || self.survey.is_settled(self.topology(), &self.segments)
     }
 
     /// The same, without counting what is out with one node.
@@ -153,11 +160,9 @@ impl Controller {
                 || info.is_live() && (is_narrow(info) || is_crowded(info))
                 || info.homes.iter().any(is_out)
         };
-        let found = self.survey();
-        let lacking = found.weak().iter().filter(|no| is_degraded(no));
-        let count =
-            self.care.repairer.with_wanted(lacking.copied().collect(), &self.basis, &self.segments).len() as u64;
-        count.max(u64::from(!self.survey.is_settled(self.topology(), &self.segments)))
+        let lacking = self.survey().weak().iter().filter(|no| is_degraded(no)).copied().collect();
+        let count = self.care.repairer.with_wanted(lacking, &self.basis, &self.segments).len() as u64;
+        count.max(u64::from(!self.is_surveyed()))
     }
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack

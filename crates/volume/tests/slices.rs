@@ -147,3 +147,30 @@ fn an_opening_names_no_ledger_of_which_it_copied_everything() {
     world.open();
     assert_eq!(world.read(0, 64 * BLOCK), before);
 }
+
+#[test]
+fn what_lacks_copies_for_another_reason_than_a_nodes_absence_is_told_apart() {
+    let mut world = World::new(4, 4, Layout::Mirror { copies: 2 }, 16 << 20);
+    world.write_all(0, 1024 * BLOCK);
+    world.span(Duration::from_secs(4));
+    let (gone, other) = (world.nodes[0].id, world.nodes[1].id);
+    let weak = |world: &World, node| world.controller.weak_apart_from(node).0;
+    assert_eq!((weak(&world, gone), weak(&world, other)), (0, 0));
+    world.node_down(0);
+    assert!(weak(&world, gone) > 0 && weak(&world, other) > 0, "before they are judged anew nobody knows");
+    world.span(Duration::from_secs(1));
+    assert!(weak(&world, gone) == 0 && weak(&world, other) > 1);
+}
+
+#[test]
+fn one_that_is_served_no_more_says_nothing_of_its_segments() {
+    let mut world = World::new(4, 4, Layout::Mirror { copies: 2 }, 16 << 20);
+    world.write_all(0, 1024 * BLOCK);
+    world.span(Duration::from_secs(4));
+    world.push(Event::Close);
+    world.run_until(|w| w.controller.state() == State::Closed);
+    world.node_down(0);
+    let other = world.nodes[1].id;
+    assert_eq!(world.controller.weak_apart_from(other).0, 0);
+    assert_eq!(world.controller.status().degraded_segments, 0);
+}
