@@ -187,13 +187,13 @@ fn what_a_lost_node_takes_with_it_is_found_and_made_again_in_slices() {
     cluster.crash_node(0);
     cluster.until("it is missed", |s| s.status().degraded_segments > 50);
     cluster.until("all is made again elsewhere", |s| s.status().degraded_segments == 0);
-    judge_part(&mut cluster, "survey: segments are judged", SHORT, 1);
+    judge_part(&mut cluster, "survey: segments are judged", SHORT, AT_ONCE);
     judge_part(&mut cluster, "repairs: what is lost is looked for", SHORT, AT_ONCE);
     cluster.drain(Some((1, 0)));
     let device = cluster.device(1, 0);
     let has_left = |s: &Cluster| s.controller().left_to_drain().iter().all(|(d, left)| *d != device || *left == 0);
     cluster.until("the device is drained", has_left);
-    judge_part(&mut cluster, "moves: what is to move is looked for", SHORT, 1);
+    judge_part(&mut cluster, "moves: what is to move is looked for", SHORT, AT_ONCE);
     cluster.finish();
 }
 

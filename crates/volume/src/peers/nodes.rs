@@ -443,13 +443,12 @@ impl Peers {
     }
 
     /// All devices that nodes told of: their media, and whether they can be used.
-    pub(crate) fn device_states(&self) -> Vec<(Leg, Option<MediaClass>, bool)> {
-        let of_node = |(node, n): (&NodeId, &Node)| {
-            let node = *node;
-            let leg = move |device| Leg { node, device };
-            n.devices().map(|d| (leg(d.device), d.media, self.leg_usable(leg(d.device)))).collect::<Vec<_>>()
-        };
-        self.nodes.iter().flat_map(of_node).collect()
+    pub(crate) fn device_states(&self) -> impl Iterator<Item = (Leg, Option<MediaClass>, bool)> {
+        let devices = self.nodes.iter().flat_map(|(node, n)| n.devices().map(move |d| (*node, n.is_usable(), d)));
+        devices.map(|(node, is_usable, d)| {
+            let serves = d.health == DeviceHealth::Serving;
+            (Leg { node, device: d.device }, d.media, is_usable && serves)
+        })
     }
 }
 

@@ -398,7 +398,7 @@ impl Segments {
         self.first_own
     }
 
-    /// What changed, in what counts for judging segments, since the last call.
+    /// Up to `count` of what changed, in what counts for judging segments, and was not taken before.
     pub(crate) fn take_touched(&self, count: usize) -> BTreeSet<SegmentNo> {
         let mut touched = self.touched.borrow_mut();
         if touched.len() <= count {

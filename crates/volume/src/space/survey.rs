@@ -23,11 +23,26 @@ use std::cell::{Ref, RefCell};
 use std::collections::BTreeSet;
 
 /// What segments are judged by, besides themselves.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Debug, Default)]
 struct Terms {
     /// Devices that nodes told of, and whether they can be used.
     devices: Vec<(Leg, Option<MediaClass>, bool)>,
     root: Option<(Layout, Tiers, SegmentNo)>,
+}
+
+impl Terms {
+    fn of(topology: Topology<'_>) -> Terms {
+        Terms { devices: topology.peers.device_states().collect(), root: Terms::root_of(topology) }
+    }
+
+    fn root_of(topology: Topology<'_>) -> Option<(Layout, Tiers, SegmentNo)> {
+        topology.basis.known().map(|root| (root.layout, root.tiers, root.first_own()))
+    }
+
+    /// Whether nothing of them has changed: asked often, so without a copy.
+    fn hold(&self, topology: Topology<'_>) -> bool {
+        self.root == Terms::root_of(topology) && topology.peers.device_states().eq(self.devices.iter().copied())
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -85,21 +100,45 @@ const AT_ONCE: usize = 256;
 /// A judgement costs as much as so many runs.
 const RUNS_A_SEGMENT: usize = 2;
 
+/// Share of what is left of a turn which a survey takes: it may go on for as long as devices come and go.
+const TURN_PART: usize = 2;
+
 /// What was found last, and what it was judged by.
 #[derive(Debug, Default)]
 struct State {
     terms: Terms,
     found: Found,
-    /// While the table is judged anew: up to which segment that was done.
-    round: Option<Option<SegmentNo>>,
+    /// While the table is judged anew.
+    round: Option<Round>,
+}
+
+/// It begins where the last one was, goes on to the table's end, and from its start to where it began: however often
+/// terms change, each segment has its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    began_after: Option<SegmentNo>,
+    last: Option<SegmentNo>,
+    has_turned: bool,
+}
+
+impl Round {
+    fn is_over(&self) -> bool {
+        self.has_turned && self.last >= self.began_after
+    }
+
+    fn has_judged(&self, no: SegmentNo) -> bool {
+        let (is_behind_begin, is_passed) = (Some(no) > self.began_after, Some(no) <= self.last);
+        if self.has_turned { is_behind_begin || is_passed } else { is_behind_begin && is_passed }
+    }
 }
 
 impl State {
     /// Other terms: all is judged anew.
     fn compare(&mut self, topology: Topology<'_>) {
-        let terms = terms(topology);
-        if self.terms != terms {
-            (self.terms, self.round) = (terms, Some(None));
+        if !self.terms.hold(topology) {
+            let terms = Terms::of(topology);
+            let last = self.round.and_then(|round| round.last);
+            (self.terms, self.round) = (terms, Some(Round { began_after: last, last, has_turned: false }));
         }
     }
 
@@ -112,13 +151,19 @@ impl State {
 
     /// Goes on with the round that is under way; how many segments it were.
     fn judge_table(&mut self, topology: Topology<'_>, segments: &Segments, count: usize) -> usize {
-        let Some(mut last) = self.round else { return 0 };
+        let Some(round) = &mut self.round else { return 0 };
         let mut judged = 0;
-        for (no, info) in segments.iter_after(last).take(count) {
+        while judged < count && !round.is_over() {
+            let Some((no, info)) = segments.iter_after(round.last).next() else {
+                // Where it began may be gone, with all before it.
+                let began_after = round.began_after.filter(|_| !round.has_turned);
+                *round = Round { began_after, last: None, has_turned: true };
+                continue;
+            };
             judge(&mut self.found, topology, no, Some(info));
-            (last, judged) = (Some(no), judged + 1);
+            (round.last, judged) = (Some(no), judged + 1);
         }
-        self.round = (judged == count).then_some(last);
+        self.round = Some(*round).filter(|round| !round.is_over());
         judged
     }
 }
@@ -159,10 +204,9 @@ impl Survey {
         }
         self.slice_at = Some(basis.next_slice_at());
         let state = self.state.get_mut();
-        let mut left = turn.left(basis).div_ceil(RUNS_A_SEGMENT);
-        left -= state.judge_touched(topology, segments, left);
-        left -= state.judge_table(topology, segments, left);
-        let judged = turn.left(basis).div_ceil(RUNS_A_SEGMENT) - left;
+        let count = (turn.left(basis) / TURN_PART / RUNS_A_SEGMENT).max(1);
+        let touched = state.judge_touched(topology, segments, count);
+        let judged = touched + state.judge_table(topology, segments, count - touched);
         turn.slice("survey: segments are judged", judged * RUNS_A_SEGMENT);
     }
 
@@ -174,18 +218,10 @@ impl Survey {
     pub(crate) fn verify(&self, topology: Topology<'_>, segments: &Segments) {
         let found = self.look(topology, segments).clone();
         let round = self.state.borrow().round;
-        let is_judged = |no: &SegmentNo| round.is_none_or(|last| Some(*no) <= last) && !segments.is_touched(*no);
+        let is_judged = |no: &SegmentNo| round.is_none_or(|round| round.has_judged(*no)) && !segments.is_touched(*no);
         let walked = walk(topology, segments);
         let judged = |found: &Found| found.sets().map(|set| set.iter().copied().filter(is_judged).collect::<Vec<_>>());
         assert_eq!(judged(&found), judged(&walked), "a survey is what a walk finds");
-    }
-}
-
-fn terms(topology: Topology<'_>) -> Terms {
-    let root = topology.basis.known();
-    Terms {
-        devices: topology.peers.device_states(),
-        root: root.map(|root| (root.layout, root.tiers, root.first_own())),
     }
 }
 
@@ -228,7 +264,7 @@ mod tests {
     use super::*;
     use crate::basis::tests::basis;
     use crate::peers::Peers;
-    use crate::peers::tests::{leg, peers};
+    use crate::peers::tests::{leg, peers, stat};
     use crate::segment::tests::{info, no};
     use holdfast_base::NodeId;
 
@@ -306,5 +342,51 @@ mod tests {
         assert!(settle(&mut survey, &mut basis, &peers, &segments) > 40);
         assert_eq!(weak(&survey, &basis, &peers, &segments), SEGMENTS - 30);
         assert!(is_settled(&survey, &basis, &peers, &segments));
+    }
+
+    #[test]
+    fn a_device_that_comes_and_goes_keeps_no_segment_from_being_judged() {
+        const SEGMENTS: u64 = 2000;
+        let (mut basis, mut peers) = (basis("mirror:2"), peers(AT, &[1, 1, 1, 1]));
+        basis.config.slice_runs_max = 64;
+        let (mut survey, mut segments) = (Survey::default(), Segments::default());
+        for counter in 0..SEGMENTS {
+            segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        }
+        segments.insert(no(1, SEGMENTS), info(8, 8, &[leg(2, 0), leg(3, 0)]));
+        settle(&mut survey, &mut basis, &peers, &segments);
+        peers.on_down(AT, NodeId(3));
+        for round in 0..200 {
+            match round % 2 {
+                0 => peers.on_down(basis.now, NodeId(4)),
+                _ => peers.on_up(basis.now, NodeId(4), u32::MAX, vec![stat(leg(4, 0))]),
+            }
+            for _ in 0..4 {
+                survey.go_on(&basis, Topology::new(&basis, &peers), &segments, &mut Turn::default());
+                survey.verify(Topology::new(&basis, &peers), &segments);
+                basis.now = survey.slice_deadline().expect("it goes on");
+            }
+        }
+        let found = survey.look(Topology::new(&basis, &peers), &segments).weak().clone();
+        assert_eq!(found, BTreeSet::from([no(1, SEGMENTS)]));
+        settle(&mut survey, &mut basis, &peers, &segments);
+    }
+
+    #[test]
+    fn a_survey_leaves_something_of_a_turn_to_others_and_goes_on_in_one_that_is_used_up() {
+        let (mut basis, peers) = (basis("mirror:2"), peers(AT, &[1, 1]));
+        basis.config.slice_runs_max = 64;
+        let (mut survey, mut segments) = (Survey::default(), Segments::default());
+        for counter in 0..1000 {
+            segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        }
+        let mut turn = Turn::default();
+        survey.go_on(&basis, Topology::new(&basis, &peers), &segments, &mut turn);
+        assert!((1..basis.config.slice_runs_max).contains(&turn.sliced), "{turn:?}");
+        let before = segments.touched_count();
+        turn.slice("others", basis.config.slice_runs_max);
+        basis.now = survey.slice_deadline().expect("it goes on");
+        survey.go_on(&basis, Topology::new(&basis, &peers), &segments, &mut turn);
+        assert!(segments.touched_count() < before);
     }
 }
