@@ -29,6 +29,11 @@ impl Turn {
         basis.config.slice_runs_max.saturating_sub(self.sliced)
     }
 
+    /// The same, or a little where others have used it up: what has to be done comes to its end under any load.
+    pub(crate) fn left_at_least(&self, basis: &Basis, least: usize) -> usize {
+        self.left(basis).max(least)
+    }
+
     /// So much more of a slice was done.
     pub(crate) fn slice(&mut self, of: &'static str, runs: usize) {
         self.sliced += runs;

@@ -176,6 +176,16 @@ pub(crate) mod tests {
             self.basis.now = self.basis.now + span;
         }
 
+        /// Has all segments judged.
+        pub(crate) fn survey_all(&mut self) {
+            loop {
+                let topology = Topology::new(&self.basis, &self.peers);
+                self.survey.go_on(&self.basis, topology, &self.segments, &mut Turn::default());
+                let Some(at) = self.survey.slice_deadline() else { return };
+                self.basis.now = at;
+            }
+        }
+
         pub(crate) fn around(&mut self) -> Around<'_> {
             Around {
                 basis: &self.basis,

@@ -29,7 +29,7 @@ use std::time::Duration;
 /// Shards being made again at a time; fewer while guests are at work ([`Need::shards_beside_guests`]).
 const REPAIRS_MAX: usize = 8;
 
-/// Shards of the queue that are looked at, in one round, for one that is needed enough to be made again now.
+/// Shards that are looked at, in one round, for one that is needed enough, and can be made again now.
 const LOOKED_AT_MAX: usize = 64;
 
 /// A repair that failed is tried again after a while, which doubles: what is lost for good is not read for ever. Where
@@ -45,8 +45,8 @@ const SEARCH_EVERY: Duration = Duration::from_secs(1);
 /// made again now is in nobody's way. The next one goes on from there.
 const LISTED_MAX: usize = 1024;
 
-/// Segments that a search looks at before it asks whether its slice is over.
-const LOOKED_AT_ONCE: usize = 32;
+/// Segments that a search looks at in each turn, though others have used it up.
+const LOOKED_AT_LEAST: usize = 16;
 
 /// How often the table is searched for the end of degradation.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -78,6 +78,8 @@ struct Repair {
 #[derive(Debug)]
 struct Search {
     among: Among,
+    /// It begins where the last one ended: what lies before that comes next.
+    has_skipped: bool,
     /// Whether one more loss would take the segment, how many of its shards are lost, and one of these.
     found: Vec<(bool, usize, SegmentNo, u8)>,
     next_slice_at: Instant,
@@ -91,11 +93,19 @@ enum Among {
 }
 
 impl Search {
+    /// Whether enough is found for now.
+    fn has_enough(&self) -> bool {
+        let max = if self.among == Among::AtRisk { LISTED_MAX / 2 } else { LISTED_MAX };
+        self.found.len() >= max
+    }
+
     /// Goes on among the others when this was all, or enough.
     fn pass_on(&mut self, was_all: bool) {
+        let has_enough = self.has_enough();
         self.among = match self.among {
-            Among::AtRisk if was_all || self.found.len() >= LISTED_MAX / 2 => Among::Weak,
-            Among::Weak if was_all || self.found.len() >= LISTED_MAX => Among::Nothing,
+            Among::AtRisk if was_all && !has_enough && std::mem::take(&mut self.has_skipped) => Among::AtRisk,
+            Among::AtRisk if was_all || has_enough => Among::Weak,
+            Among::Weak if was_all || has_enough => Among::Nothing,
             among => among,
         };
     }
@@ -119,6 +129,8 @@ pub(crate) struct Repairer {
     pub(super) paused: BTreeMap<(SegmentNo, u8), (Instant, Duration)>,
     /// Shards to make again because their node has been away for long: next last.
     rebuild: Vec<(SegmentNo, u8)>,
+    /// Many of them can't be made again now: when the next ones are tried.
+    rebuild_goes_on_at: Option<Instant>,
     search: Option<Search>,
     /// Up to where they were looked for: among those that one more loss would take, and among all that lack something.
     searched_to: [Option<SegmentNo>; 2],
@@ -143,6 +155,7 @@ impl Default for Repairer {
             running: Slab::new(REPAIRS_MAX),
             paused: BTreeMap::new(),
             rebuild: Vec::new(),
+            rebuild_goes_on_at: None,
             search: None,
             searched_to: [None; 2],
             searched_at: Instant::ZERO,
@@ -307,7 +320,13 @@ impl Repairer {
     pub(crate) fn start_repairs(&mut self, around: &mut Around<'_>, out: Out) {
         self.list_rebuild(around);
         self.start_queued(around, out);
+        self.rebuild_goes_on_at = None;
+        let mut refused = 0;
         while let Some((segment, index)) = self.rebuild.last().copied() {
+            if refused == LOOKED_AT_MAX {
+                self.rebuild_goes_on_at = Some(around.basis.next_slice_at());
+                return;
+            }
             let home = around.segments.get(segment).map(|info| info.homes[usize::from(index)]);
             let is_wanted = !self.wants(segment, index) && home.is_some_and(|home| self.is_given_up(around, home));
             // What is needed no more makes nothing wait that is.
@@ -318,9 +337,7 @@ impl Repairer {
                 }
             }
             self.rebuild.pop();
-            if is_wanted {
-                self.start_repair(around, segment, index, out);
-            }
+            refused += usize::from(is_wanted && !self.start_repair(around, segment, index, out));
         }
     }
 
@@ -330,9 +347,20 @@ impl Repairer {
         if self.running.is_full() || !self.may_move_data(around, Need::AtRisk) {
             return;
         }
-        let all_of = |no: &SegmentNo| self.queue.range((*no, 0)..=(*no, u8::MAX)).copied();
+        if self.queue.is_empty() {
+            return;
+        }
         let found = around.survey.look(around.topology(), around.segments);
-        let mut waiting: Vec<(SegmentNo, u8)> = found.at_risk().iter().flat_map(all_of).take(LOOKED_AT_MAX).collect();
+        let at_risk = found.at_risk();
+        let all_of = |no: &SegmentNo| self.queue.range((*no, 0)..=(*no, u8::MAX)).copied();
+        // Either may be as large as the table.
+        let mut waiting: Vec<(SegmentNo, u8)> = match at_risk.len() < self.queue.len() {
+            true => at_risk.iter().flat_map(all_of).take(LOOKED_AT_MAX).collect(),
+            false => {
+                let queued = self.queue.iter().filter(|(no, _)| at_risk.contains(no));
+                queued.take(LOOKED_AT_MAX).copied().collect()
+            }
+        };
         drop(found);
         waiting.extend(self.queue.iter().copied());
         let mut refused = 0;
@@ -384,7 +412,9 @@ impl Repairer {
             }
             self.searched_at = now;
             let any_is_lost = around.segments.homes().any(|home| self.is_given_up(around, home));
-            self.search = any_is_lost.then(|| Search { among: Among::AtRisk, found: Vec::new(), next_slice_at: now });
+            let has_skipped = self.searched_to[0].is_some();
+            let begun = Search { among: Among::AtRisk, has_skipped, found: Vec::new(), next_slice_at: now };
+            self.search = any_is_lost.then_some(begun);
         }
         if let Some(search) = self.search.take_if(|search| search.next_slice_at <= now) {
             self.go_on(search, around);
@@ -392,19 +422,28 @@ impl Repairer {
     }
 
     fn go_on(&mut self, mut search: Search, around: &mut Around<'_>) {
-        let count = around.turn.left(around.basis);
+        let count = around.turn.left_at_least(around.basis, LOOKED_AT_LEAST);
         let mut looked_at = 0;
+        let lacking = around.survey.look(around.topology(), around.segments);
         while looked_at < count && search.among != Among::Nothing {
-            let last = &mut self.searched_to[usize::from(search.among == Among::Weak)];
-            let next = next_lacking(around, search.among, *last);
-            looked_at += next.len().max(1);
-            *last = next.last().map(|(no, _)| *no).filter(|_| next.len() == LOOKED_AT_ONCE);
-            let was_all = last.is_none();
-            for (no, is_at_risk) in next {
-                self.list_given_up(around, no, is_at_risk, &mut search.found);
+            let set = if search.among == Among::AtRisk { lacking.at_risk() } else { lacking.weak() };
+            let mut last = self.searched_to[usize::from(search.among == Among::Weak)];
+            let from = last.map_or(Bound::Included(around.segments.first_own()), Bound::Excluded);
+            let mut next = set.range((from, Bound::Unbounded));
+            let mut was_all = false;
+            while looked_at < count && !search.has_enough() && !was_all {
+                looked_at += 1;
+                last = next.next().copied();
+                was_all = last.is_none();
+                let is_at_risk = last.is_some_and(|no| lacking.at_risk().contains(&no));
+                if let Some(no) = last.filter(|_| is_at_risk == (search.among == Among::AtRisk)) {
+                    self.list_given_up(around, no, is_at_risk, &mut search.found);
+                }
             }
+            self.searched_to[usize::from(search.among == Among::Weak)] = last;
             search.pass_on(was_all);
         }
+        drop(lacking);
         around.turn.slice("repairs: what is lost is looked for", looked_at);
         if search.among != Among::Nothing {
             search.next_slice_at = around.basis.next_slice_at();
@@ -432,9 +471,9 @@ impl Repairer {
         found.extend(missing.map(|(index, _)| (is_at_risk, count, no, index as u8)));
     }
 
-    /// When the search goes on, if nothing that it has found is left.
+    /// When the search goes on, or the next ones are tried of what it has found.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        self.search.as_ref().map(|search| search.next_slice_at)
+        self.search.as_ref().map(|search| search.next_slice_at).or(self.rebuild_goes_on_at)
     }
 
     /// False where it can't be done now.
@@ -862,21 +901,14 @@ impl Repairer {
     }
 }
 
-/// The next few of the volume's own segments that lack something, and whether one more loss would take them.
-fn next_lacking(around: &Around<'_>, among: Among, last: Option<SegmentNo>) -> Vec<(SegmentNo, bool)> {
-    let found = around.survey.look(around.topology(), around.segments);
-    let set = if among == Among::AtRisk { found.at_risk() } else { found.weak() };
-    let from = last.map_or(Bound::Included(around.segments.first_own()), Bound::Excluded);
-    let next = set.range((from, Bound::Unbounded)).take(LOOKED_AT_ONCE);
-    next.map(|no| (*no, found.at_risk().contains(no))).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::care::tests::Rig;
     use crate::peers::tests::{leg, sent};
     use crate::segment::tests::{info, no};
+    use crate::turn::Turn;
+    use holdfast_format::geometry::{Geometry, Layout};
     use holdfast_format::segment::SegmentIndex;
 
     fn header(rig: &Rig, index: u8, data: &Buf) -> ShardHeader {
@@ -975,5 +1007,85 @@ mod tests {
             repairer.degraded_segments(&found, around.basis, around.segments)
         });
         assert_eq!(degraded, 1);
+    }
+
+    /// Some segments that one more loss would take, and behind them some that bear one more; a node is lost.
+    fn lost(at_risk: u64, weak: u64) -> (Rig, Repairer) {
+        let mut rig = Rig::new("mirror:3", &[1, 1, 1, 1]);
+        let wide = Geometry::new(Layout::Mirror { copies: 3 }, 8);
+        for counter in 0..at_risk {
+            rig.segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        }
+        for counter in at_risk..at_risk + weak {
+            let homes = [leg(1, 0), leg(2, 0), leg(3, 0)];
+            rig.segments.insert(no(1, counter), SegmentInfo { geometry: wide, ..info(8, 8, &homes) });
+        }
+        rig.peers.on_down(rig.basis.now, leg(1, 0).node);
+        rig.pass(rig.basis.config.rebuild_after);
+        rig.survey_all();
+        (rig, Repairer::default())
+    }
+
+    /// Searches to the end for what is lost, in turns of which others have used up so much.
+    fn search(rig: &mut Rig, repairer: &mut Repairer, used: usize) {
+        repairer.rebuild.clear();
+        rig.pass(SEARCH_EVERY);
+        for _ in 0..10_000 {
+            rig.turn = Turn::default();
+            rig.turn.slice("others", used);
+            rig.with(|around, _| repairer.list_rebuild(around));
+            match repairer.slice_deadline() {
+                Some(at) => rig.basis.now = at,
+                None => return,
+            }
+        }
+        panic!("the search does not end");
+    }
+
+    #[test]
+    fn a_search_begins_with_what_one_more_loss_would_take_wherever_the_last_one_ended() {
+        let at_risk = LISTED_MAX as u64 / 2;
+        let (mut rig, mut repairer) = lost(at_risk, 2000);
+        for _ in 0..4 {
+            search(&mut rig, &mut repairer, 0);
+            let next = repairer.rebuild.last().expect("there is enough to do");
+            assert!(next.0 < no(1, at_risk), "{next:?} comes before what is at risk");
+        }
+    }
+
+    #[test]
+    fn searches_that_find_more_than_they_list_get_round_to_all() {
+        let (mut rig, mut repairer) = lost(1400, 3000);
+        let mut listed = BTreeSet::new();
+        for _ in 0..12 {
+            search(&mut rig, &mut repairer, 0);
+            assert!(repairer.rebuild.len() < 2 * LISTED_MAX);
+            listed.extend(repairer.rebuild.iter().map(|(no, _)| *no));
+        }
+        assert_eq!(listed.len(), 4400);
+    }
+
+    #[test]
+    fn a_turn_does_not_try_all_that_can_not_be_made_again_now() {
+        let (mut rig, mut repairer) = lost(500, 500);
+        [3, 4].into_iter().for_each(|node| rig.peers.on_down(rig.basis.now, leg(node, 0).node));
+        search(&mut rig, &mut repairer, 0);
+        let mut left = repairer.rebuild.len();
+        assert_eq!(left, 1000);
+        while left > 0 {
+            rig.turn = Turn::default();
+            rig.with(|around, out| repairer.start_repairs(around, out));
+            assert!(!repairer.is_at_work() && left - repairer.rebuild.len() <= LOOKED_AT_MAX);
+            left = repairer.rebuild.len();
+            assert_eq!(repairer.slice_deadline().is_some(), left > 0);
+        }
+    }
+
+    #[test]
+    fn what_is_lost_is_found_though_others_use_up_every_turn() {
+        let (mut rig, mut repairer) = lost(10, 100);
+        let used = rig.basis.config.slice_runs_max;
+        search(&mut rig, &mut repairer, used);
+        assert_eq!(repairer.rebuild.len(), 110);
     }
 }
