@@ -18,6 +18,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::DeviceStat;
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// The table is searched for shards to move this often while devices are drained.
@@ -34,6 +35,9 @@ const TILT_PART: u64 = 4;
 
 /// So many shards are listed; when they are on their way, the search goes on.
 const LISTED_MAX: usize = 1024;
+
+/// Segments that a search looks at in each turn, though others have used it up.
+const LOOKED_AT_LEAST: usize = 8;
 
 /// A shard, where it is, and where it shall be; anywhere else where nothing is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +75,14 @@ struct Balance {
 struct Search {
     goal: Goal,
     last: Option<SegmentNo>,
+    has_found: bool,
     next_slice_at: Instant,
+}
+
+impl Search {
+    fn new(goal: Goal, now: Instant) -> Search {
+        Search { goal, last: None, has_found: false, next_slice_at: now }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +92,9 @@ pub(crate) struct Mover {
     search: Option<Search>,
     drain_listed_at: Instant,
     balance_listed_at: Instant,
-    /// The last look at the devices' fill gave something to move.
+    /// Up to which segment those were listed whose shards lie together, where the list did not take all.
+    together_to: Option<SegmentNo>,
+    /// The last look at the devices' fill gave something to move; until the next one is over.
     balances: bool,
 }
 
@@ -120,21 +133,40 @@ impl Mover {
             if now.since(self.drain_listed_at) >= DRAIN_EVERY {
                 self.drain_listed_at = now;
                 let has_any = draining.iter().any(|device| segments.own_shards_on(*device) > 0);
-                self.search = has_any.then_some(Search { goal: Goal::Drain, last: None, next_slice_at: now });
+                self.search = has_any.then(|| Search::new(Goal::Drain, now));
             }
         } else if now.since(self.balance_listed_at) >= BALANCE_EVERY {
             self.balance_listed_at = now;
-            self.list = list_together(around);
-            self.balances = false;
-            if let Some((fullest, emptiest, bytes)) = tilt(around.topology()).filter(|_| self.list.is_empty()) {
-                let goal = Balance { fullest, emptiest, left_bytes: bytes / TILT_PART };
-                self.search = Some(Search { goal: Goal::Balance(goal), last: None, next_slice_at: now });
+            self.list_together(around);
+            match tilt(around.topology()).filter(|_| self.list.is_empty()) {
+                Some((fullest, emptiest, bytes)) => {
+                    let goal = Balance { fullest, emptiest, left_bytes: bytes / TILT_PART };
+                    self.search = Some(Search::new(Goal::Balance(goal), now));
+                }
+                None => self.balances = false,
             }
         }
     }
 
+    /// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both. Those that did
+    /// not fit into the last list come first.
+    fn list_together(&mut self, around: &Around<'_>) {
+        let topology = around.topology();
+        let together = |no: &SegmentNo| {
+            let info = around.segments.get(*no)?;
+            let index = topology.crowded(&info.geometry, &info.homes)?;
+            Some(Listed { segment: *no, index, home: info.homes[usize::from(index)], target: None })
+        };
+        let found = around.survey.look(topology, around.segments);
+        let from = self.together_to.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = found.crowded().range((from, Bound::Unbounded));
+        let before = self.together_to.into_iter().flat_map(|last| found.crowded().range(..=last));
+        self.list = behind.chain(before).filter_map(together).take(LISTED_MAX).collect();
+        self.together_to = self.list.last().map(|listed| listed.segment).filter(|_| self.list.len() == LISTED_MAX);
+    }
+
     fn go_on(&mut self, mut search: Search, around: &mut Around<'_>) {
-        let (segments, count) = (around.segments, around.turn.left(around.basis));
+        let (segments, count) = (around.segments, around.turn.left_at_least(around.basis, LOOKED_AT_LEAST));
         let (mut list, mut looked_at) = (Vec::new(), 0);
         for (no, info) in segments.own_after(search.last).take(count) {
             match &mut search.goal {
@@ -147,8 +179,12 @@ impl Mover {
             }
         }
         around.turn.slice("moves: what is to move is looked for", looked_at);
-        self.balances |= matches!(search.goal, Goal::Balance(_)) && !list.is_empty();
-        if looked_at == count || list.len() >= LISTED_MAX {
+        search.has_found |= !list.is_empty();
+        let goes_on = looked_at == count || list.len() >= LISTED_MAX;
+        if matches!(search.goal, Goal::Balance(_)) && (search.has_found || !goes_on) {
+            self.balances = search.has_found;
+        }
+        if goes_on {
             search.next_slice_at = around.basis.next_slice_at();
             self.search = Some(search);
         }
@@ -231,17 +267,6 @@ fn listed_to_balance(around: &Around<'_>, no: SegmentNo, info: &SegmentInfo, goa
     Some(Listed { segment: no, index, home: goal.fullest, target: Some(goal.emptiest) })
 }
 
-/// Shards of one segment on one node, which a repair in a hurry may leave: one loss would take both.
-fn list_together(around: &Around<'_>) -> Vec<Listed> {
-    let topology = around.topology();
-    let together = |no: &SegmentNo| {
-        let info = around.segments.get(*no)?;
-        let index = topology.crowded(&info.geometry, &info.homes)?;
-        Some(Listed { segment: *no, index, home: info.homes[usize::from(index)], target: None })
-    };
-    around.survey.look(topology, around.segments).crowded().iter().filter_map(together).take(LISTED_MAX).collect()
-}
-
 /// The fullest device, the emptiest one of the same class of media, and the bytes that would make them equal, if they
 /// differ much: of the class where they differ most.
 fn tilt(topology: Topology<'_>) -> Option<(Leg, Leg, u64)> {
@@ -293,6 +318,7 @@ mod tests {
     use crate::care::tests::Rig;
     use crate::peers::tests::{CAPACITY, leg, stat};
     use crate::segment::tests::{info, no};
+    use crate::turn::{PAUSE, Turn};
     use holdfast_base::NodeId;
 
     #[test]
@@ -329,5 +355,64 @@ mod tests {
         let moved = mover.take(&mut rig.around(), &repairer);
         assert_eq!(moved, Some(Move { segment: no(1, 0), index: 0, target: leg(2, 0) }));
         mover.verify();
+    }
+
+    /// The next look, in a turn of which others have used up so much.
+    fn look(rig: &mut Rig, mover: &mut Mover, used: usize) {
+        rig.turn = Turn::default();
+        rig.turn.slice("others", used);
+        mover.look(&mut rig.around());
+        rig.pass(PAUSE);
+    }
+
+    #[test]
+    fn while_it_is_looked_for_what_is_to_move_balancing_is_not_said_to_be_over() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let (mut mover, repairer) = (Mover::default(), Repairer::default());
+        rig.basis.config.slice_runs_max = 8;
+        (0..40).for_each(|counter| rig.segments.insert(no(1, counter), info(8, 8, &[leg(2, 0), leg(3, 0)])));
+        rig.segments.insert(no(1, 40), info(8, 8, &[leg(1, 0), leg(3, 0)]));
+        rig.peers.on_stat(NodeId(1), vec![DeviceStat { free_bytes: CAPACITY / 2, ..stat(leg(1, 0)) }]);
+        let left = |rig: &mut Rig, mover: &Mover| mover.left_to_balance_bytes(rig.around().topology());
+        (0..8).for_each(|_| look(&mut rig, &mut mover, 0));
+        assert!(mover.take(&mut rig.around(), &repairer).is_some() && left(&mut rig, &mover) > 0);
+        rig.pass(BALANCE_EVERY);
+        look(&mut rig, &mut mover, 0);
+        assert!(mover.next().is_none() && mover.slice_deadline().is_some() && left(&mut rig, &mover) > 0);
+        rig.segments.remove(no(1, 40));
+        (0..8).for_each(|_| look(&mut rig, &mut mover, 0));
+        assert!(mover.is_at_rest() && left(&mut rig, &mover) == 0, "there is nothing to move any more");
+    }
+
+    #[test]
+    fn what_is_to_move_is_found_though_others_use_up_every_turn() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1]);
+        let mut mover = Mover::default();
+        (0..40).for_each(|counter| rig.segments.insert(no(1, counter), info(8, 8, &[leg(2, 0), leg(3, 0)])));
+        rig.segments.insert(no(1, 40), info(8, 8, &[leg(1, 0), leg(3, 0)]));
+        rig.peers.set_draining([leg(1, 0).device].into());
+        let used = rig.basis.config.slice_runs_max;
+        (0..50).for_each(|_| look(&mut rig, &mut mover, used));
+        assert_eq!(mover.next(), Some(no(1, 40)));
+    }
+
+    #[test]
+    fn what_lies_together_and_can_not_be_moved_hides_nothing() {
+        let mut rig = Rig::new("mirror:2", &[2]);
+        let (mut mover, repairer) = (Mover::default(), Repairer::default());
+        let count = LISTED_MAX as u64 + 100;
+        (0..count).for_each(|counter| rig.segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(1, 1)])));
+        rig.survey_all();
+        let mut listed = BTreeSet::new();
+        for _ in 0..3 {
+            rig.pass(BALANCE_EVERY);
+            look(&mut rig, &mut mover, 0);
+            assert!(mover.list.len() <= LISTED_MAX);
+            while let Some(next) = mover.next() {
+                listed.insert(next);
+                assert_eq!(mover.take(&mut rig.around(), &repairer), None);
+            }
+        }
+        assert_eq!(listed.len() as u64, count);
     }
 }
