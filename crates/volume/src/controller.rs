@@ -463,9 +463,9 @@ impl Controller {
 
     /// The next slices, if they are due.
     fn drive_slices(&mut self, out: Out) {
+        self.drive_trim(out);
         self.survey.go_on(&self.basis, Topology::new(&self.basis, &self.peers), &self.segments, &mut self.turn);
         self.drive_checkpointer(out, Checkpointer::drive_slice);
-        self.drive_trim(out);
         if self.care.cleaner.slice_deadline().is_some_and(|at| at <= self.basis.now) {
             self.find_live(out);
         }

@@ -6,7 +6,7 @@ mod support;
 use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
-use holdfast_volume::{Event, PreloadState, State};
+use holdfast_volume::{Event, Notice, PreloadState, State};
 use std::time::Duration;
 use support::*;
 
@@ -146,6 +146,57 @@ fn an_opening_names_no_ledger_of_which_it_copied_everything() {
     world.node_back(0);
     world.open();
     assert_eq!(world.read(0, 64 * BLOCK), before);
+}
+
+/// Many entries that are destaged soon, and go from the log slice by slice.
+fn fill_log(world: &mut World) {
+    for block in 0..800 {
+        world.write_all(block * 3 * BLOCK, BLOCK);
+    }
+    assert!(world.controller.anatomy().log.entries > 400);
+    world.turns.clear();
+}
+
+#[test]
+fn legs_are_told_once_of_a_trim_that_goes_in_slices() {
+    let mut world = world(SLICE);
+    fill_log(&mut world);
+    let (before, checkpoints) = (world.controller.anatomy().log, world.controller.status().counters.checkpoints);
+    world.trims_told = 0;
+    world.span(Duration::from_secs(4));
+    let log = world.controller.anatomy().log;
+    assert!(log.entries < 100 && world.turns["log: entries are forgotten"].0 > 5, "{log:?} {:?}", world.turns);
+    let checkpoints = world.controller.status().counters.checkpoints - checkpoints;
+    // One trim may have been under way before.
+    let told_max = (checkpoints + 1) * before.legs.len() as u64 * before.ledgers;
+    assert!(world.turns["log: entries are forgotten"].0 as u64 > 2 * (checkpoints + 1), "{:?}", world.turns);
+    assert!((1..=told_max).contains(&world.trims_told), "{} times at {checkpoints} checkpoints", world.trims_told);
+    // They have heard it all.
+    let (open, _) = log.open.expect("it is served");
+    for leg in log.legs {
+        let node = world.nodes.iter().find(|node| node.id == leg.leg.node).expect("one of them");
+        assert_eq!(node.ledgers[&open].trimmed, log.trimmed);
+    }
+}
+
+#[test]
+fn a_log_is_said_to_be_emptied_when_its_entries_are_gone() {
+    let mut world = world(SLICE);
+    fill_log(&mut world);
+    world.notices.clear();
+    world.push(Event::Prepare);
+    world.run_until(|w| w.notices.iter().any(|notice| matches!(notice, Notice::Prepared)));
+    let log = world.controller.anatomy().log;
+    assert!(log.entries < 100, "{log:?}");
+}
+
+#[test]
+fn a_volume_is_closed_when_its_log_is_gone() {
+    let mut world = world(SLICE);
+    fill_log(&mut world);
+    world.push(Event::Close);
+    world.run_until(|w| w.controller.state() == State::Closed);
+    assert!(world.controller.anatomy().log.entries < 100 && world.turns["log: entries are forgotten"].0 > 5);
 }
 
 #[test]

@@ -57,12 +57,13 @@ impl Controller {
         let (dropped, goes_on) = self.log.trim(upto, self.turn.left(&self.basis));
         self.turn.slice("log: entries are forgotten", dropped);
         self.log.trims_at = goes_on.then(|| self.basis.next_slice_at());
-        if dropped > 0 {
+        self.log.trims_untold |= dropped > 0;
+        if !goes_on && std::mem::take(&mut self.log.trims_untold) {
             self.send_trims(out);
         }
     }
 
-    /// The next slice of that, if it is due.
+    /// The next slice of that, if it is due: before other work, as guests may wait for the room that it makes.
     pub(crate) fn drive_trim(&mut self, out: Out) {
         if self.log.trims_at.is_some_and(|at| at <= self.basis.now) {
             self.trim(out);

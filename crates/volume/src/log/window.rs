@@ -173,6 +173,8 @@ pub struct Log {
     pub trimmed: Lsn,
     /// When more may go, if there was too much for one turn.
     pub trims_at: Option<Instant>,
+    /// Legs have yet to be told of what has gone: they are when that was all.
+    pub trims_untold: bool,
     pub bytes: u64,
     in_flight_bytes: u64,
     /// Bytes ever appended by this opening.
@@ -195,6 +197,7 @@ impl Default for Log {
             completed: Lsn::ZERO,
             trimmed: Lsn::ZERO,
             trims_at: None,
+            trims_untold: false,
             bytes: 0,
             in_flight_bytes: 0,
             total_bytes: 0,

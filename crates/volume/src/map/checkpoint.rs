@@ -348,7 +348,7 @@ impl Checkpointer {
             // has left.
             let is_held = |ledger: &LedgerRef| ledger.sealed.is_some_and(|sealed| sealed > around.log.trimmed);
             let holds = around.basis.root().ledgers.iter().any(is_held);
-            around.wants.checkpoint |= holds && around.log.all_destaged();
+            around.wants.checkpoint |= holds && around.log.all_destaged() && around.log.trims_at.is_none();
         }
         let topology = Topology::new(around.basis, around.peers);
         let (can_spread, shards_now) = (topology.can_spread(), topology.meta_shards_now());

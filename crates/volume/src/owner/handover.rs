@@ -52,7 +52,7 @@ impl Handover {
     /// Whether all that is to go from the log waits for a checkpoint only.
     pub(crate) fn waits_for_checkpoint(&self, log: &Log) -> bool {
         let Handover::Emptying { upto, .. } = *self else { return false };
-        log.first() <= upto && log.first_undestaged() > upto
+        log.first() <= upto && log.first_undestaged() > upto && log.trims_at.is_none()
     }
 
     /// Runs of checkpoints that the new owner is reading stay for a while.
@@ -79,7 +79,7 @@ impl Controller {
     /// Whether all up to there is in segments and in a checkpoint. Records of what changes no map, as a checkpoint's
     /// own, stay in a log that is not written any more.
     fn is_emptied(&self, upto: Lsn) -> bool {
-        let is_clean = !self.wants.checkpoint && self.checkpointer.is_idle();
+        let is_clean = !self.wants.checkpoint && self.checkpointer.is_idle() && self.log.trims_at.is_none();
         self.log.first_undestaged() > upto && (self.log.first() > upto || is_clean)
     }
 

@@ -325,6 +325,8 @@ pub struct World {
     pub queue_max: usize,
     /// By whose work it was: turns, and the most of maintenance that was done in one.
     pub turns: BTreeMap<&'static str, (usize, usize)>,
+    /// How often legs were told what of the log they may forget.
+    pub trims_told: u64,
     /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
     pub slow: Option<Prng>,
     later: BTreeMap<(Instant, u64), Event>,
@@ -360,6 +362,7 @@ impl World {
             queue: VecDeque::new(),
             queue_max: 0,
             turns: BTreeMap::new(),
+            trims_told: 0,
             slow: None,
             later: BTreeMap::new(),
             packed: None,
@@ -486,6 +489,7 @@ impl World {
             Effect::Send { node, token, request, payload, .. } => {
                 let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
                 assert!(target.up || target.hung, "sent to a node that is down");
+                self.trims_told += u64::from(matches!(request, Request::TrimLedger { .. }));
                 let payload = holdfast_base::buf::concat(&payload);
                 let hangs = match request {
                     Request::Append { .. } => target.hang_appends,
