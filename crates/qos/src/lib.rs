@@ -22,9 +22,9 @@
 //! Limits: [`scheduler::REQUESTS_MAX`] requests, whose callers look for room first; [`scheduler::TENANTS_MAX`] tenants.
 //! Nothing is allocated for a request once queues have been as long as they get.
 //!
-//! # Where the rules were made by the model
+//! # Where the rules differ from the published ones
 //!
-//! `tests/bars.rs` runs them against a machine in virtual time. What a simpler rule does there:
+//! `tests/bars.rs` runs them against a machine in virtual time. What a simpler rule would do:
 //!
 //! - *A second's wait counts from when a request is its tenant's first.* From its arrival, every request of a deep queue would
 //!   be over it, and order would be that of arrival whatever the weights.
