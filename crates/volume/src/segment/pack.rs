@@ -30,9 +30,12 @@ impl Controller {
         (packs && is_destaged && !self.is_pressed()).then_some(Codec::Lz4)
     }
 
-    /// The log is to be emptied: it is half full, or the volume closes.
+    /// The log is to be emptied: half of it waits to be written, or three quarters with what is on its way, or the volume
+    /// closes.
     fn is_pressed(&self) -> bool {
-        self.state != State::Open || self.log.waiting_bytes() > self.basis.config.writeback_bytes_max / 2
+        let (waiting_bytes, budget) = (self.log.waiting_bytes(), self.basis.config.writeback_bytes_max);
+        let unwritten_bytes = waiting_bytes + self.writer.unwritten_destage_bytes();
+        self.state != State::Open || waiting_bytes > budget / 2 || unwritten_bytes > budget / 4 * 3
     }
 
     /// One who serves no more writes nothing of it.
