@@ -26,7 +26,7 @@ pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Target};
 use crate::basis::Basis;
 use crate::care::{
-    Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walk, Walked, Wrong,
+    Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walk, Walked, Wrong, blocks_max,
 };
 use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
@@ -45,13 +45,13 @@ use crate::owner::recovery::Preloaded;
 use crate::owner::root::{Resizer, RootWriter};
 use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
 use crate::rest::{Rest, TICK_REST};
-use crate::segment::Segments;
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Encryption;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::named::granules_of;
 use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Written};
+use crate::segment::{Named, Segments};
 use crate::sharing::segments::SharedSegments;
 use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
@@ -633,13 +633,13 @@ impl Controller {
 
     /// Its commit record is in the log.
     pub(crate) fn on_segment_committed(&mut self, job: Token, out: Out) {
-        let (kind, blocks) = self.writer.on_committed(job);
+        let (kind, blocks, payload_bytes) = self.writer.on_committed(job);
         match kind {
             JobKind::Destage { entries } => {
                 self.counters.destaged_bytes += blocks * BLOCK_BYTES as u64;
                 entries.into_iter().for_each(|lsn| self.log.set_destaging(lsn, false));
             }
-            JobKind::Clean { .. } => self.on_cleaned(blocks, out),
+            JobKind::Clean { .. } => self.on_cleaned(blocks, payload_bytes, out),
             JobKind::Direct { writes } => self.on_direct_ended(writes, None, out),
             JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {
                 unreachable!("the writer has seen to that")
@@ -883,13 +883,14 @@ impl Controller {
         if !self.rotation.is_full(topology) && !self.may_move_data(Need::Choice) {
             return Vec::new();
         }
-        let granules = granules_of(u64::from(self.basis.config.segment_payload_bytes));
+        let payload_bytes = u64::from(self.basis.config.segment_payload_bytes);
+        let room = Named { size: granules_of(payload_bytes), blocks: blocks_max(payload_bytes) };
         let readable = || {
             let mut found = there();
             found.retain(|no| !cleaner.is_unreadable(*no));
             found
         };
-        self.rotation.take_oldest(topology, segments, granules, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+        self.rotation.take_oldest(topology, segments, room, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
     }
 
     fn ask_header(&mut self, pass: u64, victim: usize, out: Out) {
@@ -951,9 +952,9 @@ impl Controller {
         }
     }
 
-    pub(crate) fn on_cleaned(&mut self, blocks: u64, out: Out) {
+    fn on_cleaned(&mut self, blocks: u64, payload_bytes: u64, out: Out) {
         let (care, mut around) = self.care();
-        let Cleaned { rotated, goes_on } = care.cleaner.on_cleaned(&mut around, blocks);
+        let Cleaned { rotated, goes_on } = care.cleaner.on_cleaned(&mut around, blocks, payload_bytes);
         if let Some(victims) = rotated {
             self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
         }

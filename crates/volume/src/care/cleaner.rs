@@ -19,11 +19,11 @@ use crate::segment::fetch::FetchError;
 use crate::segment::named::granules_of;
 use crate::segment::units::{UnitWriter, Units, cut};
 use crate::segment::writer::{JobKind, Work};
-use crate::segment::{Kind, SegmentInfo};
+use crate::segment::{Kind, Named, SegmentInfo};
 use crate::space::{DEAD_PER_MILLE_MIN, Need, Room};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key};
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::StoredLengths;
+use holdfast_format::packing::{StoredLength, StoredLengths};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::tier::Tiers;
@@ -48,6 +48,10 @@ const PASSES_FOUND: u64 = 8;
 
 /// While room is ample victims of one pass are chosen from so many passes' worth.
 const PASSES_NEAR_CALM: u64 = 2;
+
+/// Blocks of the volume that a segment may hold, in payloads: what packs very well would have an index and a commit
+/// record without bound.
+const UNITS_A_PAYLOAD: u64 = 4;
 
 /// Pieces that are read at a time. What was written at random is moved in a thousand of them: guests' requests wait
 /// behind these few.
@@ -97,6 +101,14 @@ struct Move {
 }
 
 impl Move {
+    /// Nothing of it is compressed.
+    fn is_raw(&self) -> bool {
+        match &self.stored {
+            Stored::Plain { .. } => true,
+            Stored::Packed { lengths, .. } => lengths.iter().all(|length| length == StoredLength::RAW),
+        }
+    }
+
     fn source(&self) -> Source {
         match self.stored {
             Stored::Plain { block } => Source::Segment { segment: self.segment, block },
@@ -478,8 +490,9 @@ impl Cleaner {
 
     /// The next victims: what lives in them fills one segment, half of it at least with data of about one age.
     fn take_victims(&mut self, around: &Around<'_>) -> Vec<SegmentNo> {
-        let room = granules_of(u64::from(around.basis.config.segment_payload_bytes));
-        let mut total = 0;
+        let payload_bytes = u64::from(around.basis.config.segment_payload_bytes);
+        let (room, blocks_max) = (granules_of(payload_bytes), blocks_max(payload_bytes));
+        let mut total = Named::NOTHING;
         let mut victims = Vec::new();
         // Some may have died and been freed since.
         self.found.retain(|no| around.segments.get(*no).is_some_and(SegmentInfo::is_visible));
@@ -493,9 +506,9 @@ impl Cleaner {
             ordered.extend(others);
         }
         for no in ordered {
-            let live = around.segments.get(no).map_or(0, |info| info.visible().size);
-            let is_full = total + live > room && !victims.is_empty();
-            if is_full || victims.len() >= VICTIMS_MAX {
+            let live = around.segments.get(no).map_or(Named::NOTHING, SegmentInfo::visible);
+            let is_full = total.size + live.size > room || total.blocks + live.blocks > blocks_max;
+            if is_full && !victims.is_empty() || victims.len() >= VICTIMS_MAX {
                 break;
             }
             total += live;
@@ -668,7 +681,8 @@ impl Cleaner {
             self.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
         }
-        pass.moves.sort_by_key(|m| m.key);
+        // Blocks between units would each begin a block of the payload: cleaning would give back less than it takes.
+        pass.moves.sort_by_key(|m| (m.is_raw(), m.key));
         for at in &pass.moves {
             let geometry = around.segments.get(at.segment).expect("a named segment is in the table").geometry;
             // Of what is damaged in several places, each block may be there, but not several at once.
@@ -749,13 +763,13 @@ impl Cleaner {
         work
     }
 
-    /// So many blocks of the victims are elsewhere now. The victims, where they have left the first tier.
-    pub(crate) fn on_cleaned(&mut self, around: &mut Around<'_>, blocks: u64) -> Cleaned {
+    /// So many blocks of the victims are elsewhere now, where they take so many bytes. The victims, where they have left
+    /// the first tier.
+    pub(crate) fn on_cleaned(&mut self, around: &mut Around<'_>, blocks: u64, bytes: u64) -> Cleaned {
         let pass = self.pass.take().expect("a pass was written");
-        let bytes = blocks * BLOCK_BYTES as u64;
         self.emptied.extend(pass.victims.iter().map(|v| v.no));
         around.counters.segments_cleaned += pass.victims.len() as u64;
-        around.counters.cleaned_bytes += bytes;
+        around.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
         self.owed_bytes += bytes;
         let need = if pass.rotates { Some(Need::Choice) } else { self.recodes };
         if let Some(need) = need {
@@ -789,6 +803,11 @@ impl Cleaner {
     }
 }
 
+/// Blocks of the volume that a segment of so many bytes may hold.
+pub(crate) fn blocks_max(payload_bytes: u64) -> u64 {
+    UNITS_A_PAYLOAD * (payload_bytes / BLOCK_BYTES as u64)
+}
+
 /// Dead share from which a segment is worth cleaning. While room is short, segments with more that is dead than the
 /// average: there always are some.
 fn dead_threshold(around: &Around<'_>) -> u64 {
@@ -804,8 +823,11 @@ mod tests {
     use crate::care::tests::Rig;
     use crate::map::tests::TestMap;
     use crate::peers::tests::{leg, sent};
+    use crate::segment::Segments;
     use crate::segment::tests::{info, no};
     use holdfast_base::{Lsn, ShardId, Token};
+    use holdfast_format::packing::{BLOCK_GRANULES, Codec, GRANULE_BYTES};
+    use std::num::NonZeroU32;
 
     const BLOCKS: u32 = (4 << 20) / BLOCK_BYTES as u32;
 
@@ -871,7 +893,7 @@ mod tests {
         let work = written.expect("all was read");
         let from: Vec<Source> = work.extents.iter().map(|extent| extent.source).collect();
         assert_eq!((from, work.crcs.len()), (vec![Source::Segment { segment: no(1, 1), block: 0 }], 100));
-        let cleaned = rig.with(|around, _| cleaner.on_cleaned(around, 100));
+        let cleaned = rig.with(|around, _| cleaner.on_cleaned(around, 100, 100 * BLOCK_BYTES as u64));
         assert!(cleaned.rotated.is_none() && !cleaned.goes_on);
         assert!(cleaner.is_idle() && cleaner.is_emptied(no(1, 1)) && rig.wants.free);
         assert_eq!((cleaner.owed_bytes(), rig.counters.segments_cleaned), (100 * BLOCK_BYTES as u64, 1));
@@ -940,6 +962,57 @@ mod tests {
         assert_eq!(sent(&mut rig.out)[0].0, leg(2, 0).node);
         rig.with(|around, out| cleaner.ask_header(around, pass, 0, out));
         assert!(cleaner.is_idle() && rig.wants.free, "nobody else has it: the pass is given up");
+    }
+
+    #[test]
+    fn what_packs_well_is_moved_in_segments_of_no_more_blocks_than_they_may_hold() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        rig.segments = Segments::default();
+        for counter in 1..=20 {
+            let live = Named { size: 300, blocks: 300 };
+            let packed = SegmentInfo { live, units: NonZeroU32::new(4000), ..info(64, 0, &[leg(1, 0), leg(2, 0)]) };
+            rig.segments.insert(no(1, counter), packed);
+        }
+        let victims = rig.with(|around, _| cleaner.take_dead(around, &Repairer::default()));
+        assert_eq!(victims.len() as u64, blocks_max(4 << 20) / 300, "one more would be too many");
+    }
+
+    #[test]
+    fn blocks_that_are_moved_with_units_do_not_lie_between_them() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1), no(1, 2)], false, out));
+        let pass = cleaner.pass.as_mut().expect("it has begun");
+        (pass.pending, pass.moves) = (0, Vec::new());
+        let length = StoredLength::compressed(Codec::Lz4, 30);
+        for at in 0..16_u32 {
+            let packed = Stored::Packed { granule: at * 64, lengths: StoredLengths::new([length]) };
+            for (key, counter, stored) in [(2 * at, 1, Stored::Plain { block: at }), (2 * at + 1, 2, packed)] {
+                let crcs = Crcs::new(vec![key]);
+                pass.moves.push(Move { key: key.into(), segment: no(1, counter), stored, crcs });
+            }
+        }
+        rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
+        let mut written = None;
+        while let Some(CleanRead { pass, part, run, units, .. }) = cleaner.next_read() {
+            let granules = units.map_or(run.1 * BLOCK_GRANULES, |units| units.lengths().granules() as u32);
+            let bytes = Ok(Buf::copy_from(&vec![7; granules as usize * GRANULE_BYTES]));
+            if let Read::All(work) = rig.with(|around, _| cleaner.on_part(around, pass, part, bytes)) {
+                written = Some(work);
+            }
+        }
+        let work = written.expect("all was read");
+        let payload = work.packed.expect("units go as they lie");
+        let blocks = (16 * 30_usize).div_ceil(64) + 16;
+        assert_eq!((payload.bytes.len(), payload.lengths.len()), (blocks * BLOCK_BYTES, 32));
+        // Each is still said to come from where it was.
+        for (extent, crc) in work.extents.iter().zip(&work.crcs) {
+            let (at, key) = (*crc / 2, extent.key.0 as u32);
+            let source = match key % 2 {
+                0 => Source::Segment { segment: no(1, 1), block: at },
+                _ => Source::Packed { segment: no(1, 2), granule: at * 64 },
+            };
+            assert_eq!((key, extent.source), (*crc, source));
+        }
     }
 
     #[test]

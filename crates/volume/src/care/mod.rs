@@ -13,7 +13,7 @@ mod shares;
 
 pub use audit::Sharing;
 pub(crate) use audit::{Audit, Walk, Walked, Wrong};
-pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, Looked, Read, VICTIMS_MAX};
+pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, Looked, Read, VICTIMS_MAX, blocks_max};
 pub(crate) use inventory::ledger_inventory;
 pub(crate) use moves::Mover;
 pub(crate) use repair::{Made, Repairer};

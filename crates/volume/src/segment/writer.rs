@@ -3,11 +3,11 @@
 //! Role: owns the segments on their way. What follows from them it leaves to others, as [`Wish`]es: the commit record, word
 //! that metadata is durable, an id that was given up.
 //!
-//! States: packing (blocks are being made smaller, for a while at most) -> parked (no room or too few nodes: tried again on ticks) -> putting -> committing (all shards durable, commit
-//! record in the log) -> done. A shard whose node is lost, hung or full goes to another node under the same id, with
-//! the same bytes; if there is none, the whole segment begins again under a new id and a layout that fits, and the old
-//! id is freed by a record (protocol rules 16 and 17). Bulk writes and cleaning don't stay parked on a grid that is
-//! full.
+//! States: packing (blocks are being made smaller, for a while at most) -> parked (no room or too few nodes: tried again
+//! on ticks) -> putting -> committing (all shards durable, commit record in the log) -> done. A shard whose node is lost,
+//! hung or full goes to another node under the same id, with the same bytes; if there is none, the whole segment begins
+//! again under a new id and a layout that fits, and the old id is freed by a record (protocol rules 16 and 17). Bulk
+//! writes and cleaning don't stay parked on a grid that is full.
 //!
 //! Invariants (checked by [`SegmentWriter::verify`]): (1) a segment is committed when all its shards are durable, and not
 //! begun anew from then on; (2) a segment that has a place has a home and a checksum for each of its shards and blocks.
@@ -562,11 +562,12 @@ impl SegmentWriter {
         around.wishes.push(Wish::Durable(Written { kind: job.work.kind, id, geometry, homes }));
     }
 
-    /// The record of a segment of data is in the log: what it was written for, and its blocks.
-    pub(crate) fn on_committed(&mut self, token: Token) -> (JobKind, u64) {
+    /// The record of a segment of data is in the log: what it was written for, its blocks, and the bytes of its payload.
+    pub(crate) fn on_committed(&mut self, token: Token) -> (JobKind, u64, u64) {
         let job = self.jobs.remove(token).expect("a committed job was under way");
         assert!(!job.work.kind.is_meta(), "metadata has no commit record");
-        (job.work.kind, job.work.crcs.len() as u64)
+        let payload_blocks = job.placed.expect("a placed job").geometry.payload_blocks;
+        (job.work.kind, job.work.crcs.len() as u64, u64::from(payload_blocks) * BLOCK_BYTES as u64)
     }
 }
 
@@ -729,7 +730,7 @@ mod tests {
         // What comes late is nobody's.
         rig.answer(puts[2], &Reply::Refused(Refusal::NoSpace));
         assert!(rig.take_wishes().is_empty() && rig.puts().is_empty());
-        let (kind, blocks) = rig.writer.on_committed(*job);
+        let (kind, blocks, _) = rig.writer.on_committed(*job);
         assert!(matches!(kind, JobKind::Destage { entries } if entries == [Lsn(3)]));
         assert!(blocks == 2 && rig.writer.is_empty());
     }

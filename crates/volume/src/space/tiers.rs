@@ -17,7 +17,7 @@ use super::reserve::Keep;
 use super::topology::{Place, Topology, is_of};
 use crate::basis::Basis;
 use crate::segment::writer::JobKind;
-use crate::segment::{Kind, SegmentInfo, Segments};
+use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -270,13 +270,13 @@ impl Rotation {
         topology.first_tier().is_some() && self.fill_per_mille(topology) >= FULL_PER_MILLE
     }
 
-    /// The oldest segments of the first tier, with so many granules that can be read, or a few more; at most so many.
-    /// `there` gives those that can be read and were not emptied.
+    /// The oldest segments of the first tier, with so many granules that can be read, or a few more, and no more blocks
+    /// than that unless it is one; at most so many segments. `there` gives those that can be read and were not emptied.
     pub(crate) fn take_oldest(
         &mut self,
         topology: Topology<'_>,
         segments: &Segments,
-        granules: u64,
+        room: Named,
         count_max: usize,
         there: impl FnOnce() -> Vec<SegmentNo>,
         is_emptied: impl Fn(SegmentNo) -> bool,
@@ -284,20 +284,25 @@ impl Rotation {
         let now = topology.basis.now;
         if self.oldest.is_empty() && now.since(self.searched_at) >= SEARCH_EVERY {
             self.searched_at = now;
-            self.oldest = find_oldest(segments, SEGMENTS_FOUND * granules, there());
+            self.oldest = find_oldest(segments, SEGMENTS_FOUND * room.size, there());
         }
         let leaves = |no, info: &SegmentInfo| {
             let is_there = info.kind == Kind::Data && !info.kept && info.is_live() && !is_emptied(no);
             is_there && topology.is_in_first_tier(&info.geometry, &info.homes)
         };
-        let (mut total, mut taken) = (0, Vec::new());
-        while total < granules
+        let (mut total, mut taken) = (Named::NOTHING, Vec::new());
+        while total.size < room.size
             && taken.len() < count_max
-            && let Some(no) = self.oldest.pop_front()
+            && let Some(no) = self.oldest.front().copied()
         {
             // It may have died, or have been moved, since it was found.
-            let visible = segments.get(no).filter(|info| leaves(no, info)).map_or(0, visible_size);
-            if visible > 0 {
+            let leaving = segments.get(no).filter(|info| leaves(no, info));
+            let visible = leaving.map_or(Named::NOTHING, SegmentInfo::visible);
+            if total.blocks + visible.blocks > room.blocks && !taken.is_empty() {
+                break;
+            }
+            self.oldest.pop_front();
+            if !visible.is_nothing() {
                 total += visible;
                 taken.push(no);
             }
@@ -412,7 +417,12 @@ mod tests {
         assert_eq!(rotation.fill_per_mille(topology), 500);
         assert!(rotation.is_due(topology, false) && !rotation.is_full(topology));
         let there = || vec![no(1, 0), no(1, 1)];
-        let taken = rotation.take_oldest(topology, &segments, 1, 16, there, |_| false);
+        let room = |size, blocks| Named { size, blocks };
+        let both = Rotation::default().take_oldest(topology, &segments, room(1 << 40, 9000), 16, there, |_| false);
+        assert_eq!(both.len(), 2);
+        let few = Rotation::default().take_oldest(topology, &segments, room(1 << 40, 1500), 16, there, |_| false);
+        assert_eq!(few.len(), 1, "the second has too many blocks");
+        let taken = rotation.take_oldest(topology, &segments, room(1, 9000), 16, there, |_| false);
         assert_eq!(taken, [no(1, 0)]);
         rotation.on_rotated(&segments, &taken, 4 << 20);
         assert!(!rotation.is_due(topology, false), "nothing is owed any more");
