@@ -160,9 +160,13 @@ impl Controller {
                 || info.is_live() && (is_narrow(info) || is_crowded(info))
                 || info.homes.iter().any(is_out)
         };
-        let lacking = self.survey().weak().iter().filter(|no| is_degraded(no)).copied().collect();
-        let count = self.care.repairer.with_wanted(lacking, &self.basis, &self.segments).len() as u64;
-        count.max(u64::from(!self.is_surveyed()))
+        let weak = match self.is_surveyed() {
+            true => self.survey().weak().clone(),
+            // Who asks is not told that nobody knows yet: a volume at rest may be long at that.
+            false => self.survey.walk(topology, &self.segments).weak().clone(),
+        };
+        let lacking = weak.into_iter().filter(is_degraded).collect();
+        self.care.repairer.with_wanted(lacking, &self.basis, &self.segments).len() as u64
     }
 
     /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack

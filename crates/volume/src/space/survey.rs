@@ -210,6 +210,11 @@ impl Survey {
         turn.slice("survey: segments are judged", judged * RUNS_A_SEGMENT);
     }
 
+    /// All there is to find now, in one go.
+    pub(crate) fn walk(&self, topology: Topology<'_>, segments: &Segments) -> Found {
+        walk(topology, segments)
+    }
+
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
         self.slice_at
     }
