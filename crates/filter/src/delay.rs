@@ -7,7 +7,8 @@
 
 use crate::choice::{Choice, PerKind, choice_takes, collide};
 use crate::filter::{Effect, Event, Filter, Nature};
-use crate::spec::{Fields, Kind, SpecError, duration};
+use crate::spec::{Fields, Kind, SpecError};
+use holdfast_base::time::span_of;
 use holdfast_base::{BlockOp, BlockRequest, Effects, Instant};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +48,7 @@ fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
 
 fn span(text: &str) -> Option<Span> {
     let (least, most) = text.split_once("..").unwrap_or((text, text));
-    let (least, most) = (duration(least)?, duration(most)?);
+    let (least, most) = (span_of(least)?, span_of(most)?);
     (least <= most).then_some(Span { least, most })
 }
 

@@ -9,6 +9,7 @@
 use crate::choice::range_of;
 use crate::filter::{Effect, Event, Filter};
 use crate::spec::{self, Fields, Kind, SpecError};
+use holdfast_base::time::span_of;
 use holdfast_base::{BlockOp, BlockRequest, Effects, Instant};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -56,7 +57,7 @@ fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     if requests.is_none() && bytes.is_none() {
         return Err(fields.missing("iops or bytes, or both"));
     }
-    let burst = fields.parse("burst", spec::WANTS_DURATION, spec::duration)?.unwrap_or(Duration::from_secs(1));
+    let burst = fields.parse("burst", spec::WANTS_DURATION, span_of)?.unwrap_or(Duration::from_secs(1));
     Ok(Box::new(Limit { spec, requests, bytes, burst, queue: VecDeque::new(), waited: 0 }))
 }
 

@@ -4,13 +4,9 @@ use crate::choice::{OpKind, PerKind};
 use crate::filter::Filter;
 use holdfast_base::ByteRange;
 use std::fmt;
-use std::time::Duration;
 
 /// Longest text: it is shown in lists.
 const TEXT_LEN_MAX: usize = 400;
-
-/// Longest time that can be asked for.
-const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A kind of filter that there is.
 pub struct Kind {
@@ -149,21 +145,6 @@ impl<'a> Fields<'a> {
 
 pub const WANTS_DURATION: &str = "a time up to a day, for example 500us, 10ms or 2s";
 
-/// `500us`, `10ms`, `2s`, `5min`.
-pub fn duration(text: &str) -> Option<Duration> {
-    let at = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(at);
-    let number: u64 = number.parse().ok()?;
-    let micros = match unit {
-        "us" => number,
-        "ms" => number.checked_mul(1_000)?,
-        "s" => number.checked_mul(1_000_000)?,
-        "min" => number.checked_mul(60_000_000)?,
-        _ => return None,
-    };
-    Some(Duration::from_micros(micros)).filter(|span| *span <= DURATION_MAX)
-}
-
 pub const WANTS_BYTES: &str = "a number of bytes, for example 4096, 512KiB or 1GiB";
 
 /// `4096`, `512KiB`, `50MiB`, `1GiB`.
@@ -241,13 +222,6 @@ mod tests {
 
     #[test]
     fn numbers_are_read_as_people_write_them() {
-        assert_eq!(duration("500us"), Some(Duration::from_micros(500)));
-        assert_eq!(duration("2min"), Some(Duration::from_secs(120)));
-        assert_eq!(
-            (duration("10"), duration("ms"), duration("99999999999999999999s"), duration("25h")),
-            Default::default()
-        );
-        assert_eq!(duration("86401s"), None);
         assert_eq!((bytes("4K"), bytes("1GiB"), bytes("7")), (Some(4096), Some(1 << 30), Some(7)));
         assert_eq!((bytes("x"), bytes("1XiB"), bytes("99999999T")), (None, None, None));
         assert_eq!(range("4K..8K"), Some(ByteRange::new(4096, 4096)));

@@ -5,8 +5,9 @@
 
 use crate::choice::{Choice, OpKind, PerKind, choice_takes, collide};
 use crate::filter::{Effect, Event, Filter, Nature};
-use crate::spec::{Fields, Kind, SpecError, duration};
+use crate::spec::{Fields, Kind, SpecError};
 use holdfast_base::time::earliest;
+use holdfast_base::time::span_of;
 use holdfast_base::{BlockRequest, Effects, Instant};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -41,7 +42,7 @@ fn build(fields: &mut Fields<'_>) -> Result<Box<dyn Filter>, SpecError> {
     let spec = fields.text();
     let hang = |text: &str| match text {
         "forever" => Some(Hang::Forever),
-        text => duration(text).filter(|span| !span.is_zero()).map(Hang::For),
+        text => span_of(text).filter(|span| !span.is_zero()).map(Hang::For),
     };
     let hangs = fields.per_kind("a time up to a day, 5s say, or forever", hang)?;
     let (until, held) = (PerKind::default(), VecDeque::new());

@@ -3,6 +3,7 @@
 //! `iops=5000,bytes=100MiB` is the limit in the words of the filter that was there before, and is read, too.
 
 use holdfast_base::size::Size;
+use holdfast_base::time::span_of;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,9 +16,6 @@ pub const WEIGHT_MAX: u32 = 1000;
 
 /// Unused limit that may follow at once, if nothing is said.
 pub const BURST_DEFAULT: Duration = Duration::from_secs(1);
-
-/// Longest span in a policy: with the smallest rate its account still fits in a counter.
-const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A rate that no machine has, so that sums of them fit.
 const RATE_MAX: u64 = 1 << 40;
@@ -126,7 +124,7 @@ impl FromStr for Policy {
         policy.bytes = policy.bytes.or(fields.parse("bytes", WANTS_BYTES, bytes)?);
         let burst = fields.parse("burst", WANTS_BURST, burst)?;
         policy.burst = burst.unwrap_or(Burst::Span(BURST_DEFAULT));
-        let goal = |text: &str| span(text).filter(|span| (LATENCY_MIN..=LATENCY_MAX).contains(span));
+        let goal = |text: &str| span_of(text).filter(|span| (LATENCY_MIN..=LATENCY_MAX).contains(span));
         policy.latency = fields.parse("latency", WANTS_LATENCY, goal)?;
         if let Some((key, _)) = fields.pairs.first() {
             return Err(PolicyError::UnknownKey { key: (*key).to_string() });
@@ -249,26 +247,12 @@ fn limit(text: &str) -> Option<(Option<u64>, Option<u64>)> {
 
 fn burst(text: &str) -> Option<Burst> {
     match text.split_once('/') {
-        None => Some(Burst::Span(span(text)?)),
+        None => Some(Burst::Span(span_of(text)?)),
         Some((more, most)) => {
-            let most = span(most).filter(|most| *most >= Duration::from_secs(1))?;
+            let most = span_of(most).filter(|most| *most >= Duration::from_secs(1))?;
             Some(Burst::Credits { more: rate(more)?, most })
         }
     }
-}
-
-fn span(text: &str) -> Option<Duration> {
-    let at = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(at);
-    let number: u64 = number.parse().ok()?;
-    let micros = match unit {
-        "us" => number,
-        "ms" => number.checked_mul(1_000)?,
-        "s" => number.checked_mul(1_000_000)?,
-        "min" => number.checked_mul(60_000_000)?,
-        _ => return None,
-    };
-    Some(Duration::from_micros(micros)).filter(|span| *span <= SPAN_MAX)
 }
 
 fn text_of_span(span: Duration) -> String {
