@@ -1,6 +1,6 @@
 //! What is packed on its way into a segment, by which codec, and until when that is waited for.
 //!
-//! The log never waits for a codec: what is not packed within [`super::writer::PACKING_MAX`], or is on its way when the log
+//! The log never waits for a codec: what is not packed within `PACKING_MAX`, or is on its way when the log
 //! fills or the volume closes, is written as it is.
 
 use super::units::PackedPayload;

@@ -94,7 +94,8 @@ fn set(of: &mut BTreeSet<SegmentNo>, no: SegmentNo, is_in: bool) {
     }
 }
 
-/// Segments that changed are judged when they are asked for, if they are no more than that.
+/// Segments that changed, and tables that are to be judged anew, are judged when they are asked for, if they are no more
+/// than that: who asks of a small volume is not told that nobody knows yet.
 const AT_ONCE: usize = 256;
 
 /// A judgement costs as much as so many runs.
@@ -116,6 +117,7 @@ struct State {
 /// terms change, each segment has its turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
+    began_at: Instant,
     began_after: Option<SegmentNo>,
     last: Option<SegmentNo>,
     has_turned: bool,
@@ -138,7 +140,8 @@ impl State {
         if !self.terms.hold(topology) {
             let terms = Terms::of(topology);
             let last = self.round.and_then(|round| round.last);
-            (self.terms, self.round) = (terms, Some(Round { began_after: last, last, has_turned: false }));
+            let began_at = topology.basis.now;
+            (self.terms, self.round) = (terms, Some(Round { began_at, began_after: last, last, has_turned: false }));
         }
     }
 
@@ -157,7 +160,7 @@ impl State {
             let Some((no, info)) = segments.iter_after(round.last).next() else {
                 // Where it began may be gone, with all before it.
                 let began_after = round.began_after.filter(|_| !round.has_turned);
-                *round = Round { began_after, last: None, has_turned: true };
+                *round = Round { began_after, last: None, has_turned: true, ..*round };
                 continue;
             };
             judge(&mut self.found, topology, no, Some(info));
@@ -182,6 +185,10 @@ impl Survey {
             state.compare(topology);
             if segments.touched_count() <= AT_ONCE {
                 state.judge_touched(topology, segments, AT_ONCE);
+            }
+            let a_slice = topology.basis.config.slice_runs_max / RUNS_A_SEGMENT;
+            if segments.len() <= AT_ONCE.min(a_slice) {
+                state.judge_table(topology, segments, usize::MAX);
             }
         }
         Ref::map(self.state.borrow(), |state| &state.found)
@@ -215,8 +222,9 @@ impl Survey {
         walk(topology, segments)
     }
 
+    /// A round that somebody's question began has its first slice at once: a volume at rest does nothing else for long.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        self.slice_at
+        self.slice_at.or_else(|| self.state.borrow().round.map(|round| round.began_at))
     }
 
     /// Asserts what must hold between events (tests and the simulator).
@@ -375,6 +383,27 @@ mod tests {
         let found = survey.look(Topology::new(&basis, &peers), &segments).weak().clone();
         assert_eq!(found, BTreeSet::from([no(1, SEGMENTS)]));
         settle(&mut survey, &mut basis, &peers, &segments);
+    }
+
+    #[test]
+    fn who_asks_of_a_small_table_is_told_and_of_a_large_one_soon() {
+        let (mut basis, mut peers) = (basis("mirror:2"), peers(AT, &[1, 1, 1]));
+        basis.now = AT;
+        let (mut survey, mut segments) = (Survey::default(), Segments::default());
+        for counter in 0..AT_ONCE as u64 {
+            segments.insert(no(1, counter), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        }
+        assert!(survey.is_settled(Topology::new(&basis, &peers), &segments));
+        peers.on_down(AT, NodeId(1));
+        assert!(survey.is_settled(Topology::new(&basis, &peers), &segments));
+        assert_eq!(survey.look(Topology::new(&basis, &peers), &segments).weak().len(), AT_ONCE);
+        segments.insert(no(1, AT_ONCE as u64), info(8, 8, &[leg(1, 0), leg(2, 0)]));
+        settle(&mut survey, &mut basis, &peers, &segments);
+        assert_eq!(survey.slice_deadline(), None);
+        peers.on_up(basis.now, NodeId(1), u32::MAX, vec![stat(leg(1, 0))]);
+        assert!(!survey.is_settled(Topology::new(&basis, &peers), &segments));
+        assert_eq!(survey.slice_deadline(), Some(basis.now), "nobody waits for a tick of a volume at rest");
+        assert!(settle(&mut survey, &mut basis, &peers, &segments) > 0);
     }
 
     #[test]
