@@ -12,6 +12,9 @@ pub struct HostStatus {
     pub pid: u32,
     pub uptime_ms: u64,
     pub cpu_ms: u64,
+    /// Of that: for packing blocks, on threads that guests don't wait for.
+    #[serde(default)]
+    pub packing_cpu_ms: u64,
     pub resident_bytes: u64,
     /// That the metadata store is out of reach or not believed, and why; volumes that are not in service are not told
     /// of then.

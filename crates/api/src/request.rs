@@ -2,6 +2,7 @@
 
 use holdfast_base::MediaClass;
 use holdfast_format::meta::KeySource;
+use holdfast_format::packing::Compression;
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
@@ -35,6 +36,9 @@ pub enum Request {
         /// Capacity is set aside for all of it.
         fixed: bool,
         checked_reads: bool,
+        /// As in [`Request::VolumeSet`]. Hosts of a release before this one refuse it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compression: Option<Compression>,
         #[serde(default)]
         tiers: Tiers,
         /// It is encrypted, with a key that this one wraps.
@@ -71,6 +75,9 @@ pub enum Request {
         layout: Option<String>,
         fixed: Option<bool>,
         checked_reads: Option<bool>,
+        /// How blocks are packed from here on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compression: Option<Compression>,
         #[serde(default)]
         tiers: Option<Tiers>,
         /// What clients may have of it, in the words of the filter `limit`, or `none`.
@@ -302,11 +309,16 @@ impl Request {
         }
     }
 
+    /// A limit is in the records alone.
+    fn is_of_records(&self) -> bool {
+        let Request::VolumeSet { layout, fixed, checked_reads, compression, tiers, .. } = self else { return false };
+        layout.is_none() && fixed.is_none() && checked_reads.is_none() && compression.is_none() && tiers.is_none()
+    }
+
     /// The volumes that only the host can do it to that has them in service.
     pub fn of_one_host(&self) -> &[String] {
         match self {
-            // A limit is in the records alone.
-            Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],
+            request if request.is_of_records() => &[],
             Request::VolumeSet { name, .. }
             | Request::VolumeDelete { name, .. }
             | Request::VolumeHandover { name, .. }
@@ -322,7 +334,7 @@ impl Request {
     /// these has anything in it that counts at one machine only.
     pub fn passed_on(&self) -> &[String] {
         match self {
-            Request::VolumeSet { layout: None, fixed: None, checked_reads: None, tiers: None, .. } => &[],
+            request if request.is_of_records() => &[],
             Request::VolumeSet { name, .. }
             | Request::VolumeLive { name }
             | Request::VolumeDelete { name, .. }

@@ -79,6 +79,9 @@ pub struct VolumeInfo {
     pub set_aside_bytes: u64,
     #[serde(default)]
     pub integrity: Integrity,
+    /// How blocks are packed from here on: off, lz4 or auto.
+    #[serde(default)]
+    pub compression: String,
     /// What guests write is encrypted wherever it is kept.
     #[serde(default)]
     pub encrypted: bool,
@@ -204,13 +207,27 @@ pub struct SpaceUse {
     /// Needed by separate clones, perhaps, and by nobody else.
     #[serde(default)]
     pub kept_bytes: u64,
+    /// Between packed blocks.
+    #[serde(default)]
+    pub padding_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
+    /// What the data are as guests see them, and how much of them is not packed: in no sum. Zero of hosts that don't say.
+    #[serde(default)]
+    pub shown_bytes: u64,
+    #[serde(default)]
+    pub plain_bytes: u64,
 }
 
 impl SpaceUse {
     pub fn taken_bytes(&self) -> u64 {
-        self.data_bytes + self.dead_bytes + self.kept_bytes + self.redundancy_bytes + self.metadata_bytes
+        let payload_bytes = self.data_bytes + self.dead_bytes + self.kept_bytes + self.padding_bytes;
+        payload_bytes + self.redundancy_bytes + self.metadata_bytes
+    }
+
+    /// What packing saves, before copies and parity.
+    pub fn saved_bytes(&self) -> u64 {
+        self.shown_bytes.saturating_sub(self.data_bytes + self.padding_bytes)
     }
 }
 
@@ -276,6 +293,9 @@ pub struct Counters {
     pub destaged_bytes: u64,
     pub segments_cleaned: u64,
     pub cleaned_bytes: u64,
+    /// Of that: only to make them smaller.
+    #[serde(default)]
+    pub repacked_bytes: u64,
     pub segments_freed: u64,
     pub shards_deleted: u64,
     pub shards_rebuilt: u64,

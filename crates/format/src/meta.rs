@@ -216,6 +216,9 @@ pub struct SettingsRecord {
     /// Guests' reads are not checked against checksums.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked_reads: bool,
+    /// How blocks are packed, in words ([`crate::packing::Compression`]); nothing where they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
     #[serde(flatten)]
     pub other: Other,
 }

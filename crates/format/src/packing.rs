@@ -15,6 +15,7 @@ use crate::geometry::{Geometry, STRIPE_BLOCKS};
 use holdfast_base::BLOCK_BYTES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Unit of places and lengths in a packed segment.
@@ -29,13 +30,61 @@ pub const STRIPE_GRANULES: u32 = STRIPE_BLOCKS * BLOCK_GRANULES;
 /// Places are below this: they have 31 bits.
 pub const GRANULES_MAX: u32 = 1 << 31;
 
-/// What a unit was made smaller by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a unit was made smaller by; what makes it smallest last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Codec {
     Raw = 0,
     Lz4 = 1,
     Zstd = 2,
+}
+
+/// Which blocks of a volume are packed, and by what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compression {
+    /// None from here on; what is packed stays so.
+    #[default]
+    Off,
+    /// All by lz4, which is fast.
+    Lz4,
+    /// By lz4 when they leave the log, and by zstd what is moved later: smaller, and three times the work.
+    Auto,
+}
+
+/// What is no [`Compression`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NoCompression(String);
+
+impl fmt::Display for NoCompression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no way to compress; there are off, lz4 and auto", self.0)
+    }
+}
+
+impl std::error::Error for NoCompression {}
+
+impl FromStr for Compression {
+    type Err = NoCompression;
+
+    fn from_str(text: &str) -> Result<Compression, NoCompression> {
+        match text {
+            "off" => Ok(Compression::Off),
+            "lz4" => Ok(Compression::Lz4),
+            "auto" => Ok(Compression::Auto),
+            other => Err(NoCompression(other.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Compression::Off => "off",
+            Compression::Lz4 => "lz4",
+            Compression::Auto => "auto",
+        })
+    }
 }
 
 /// How one unit is stored: two bits of codec, and six of granules less one. A raw unit is 63.

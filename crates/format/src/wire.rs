@@ -23,8 +23,11 @@ use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
 /// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
-/// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`].
-pub const WIRE: Versions = Versions { oldest: 5, newest: 13 };
+/// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`]. From 14 on nodes take shards of packed segments.
+pub const WIRE: Versions = Versions { oldest: 5, newest: 14 };
+
+/// Version from which on a node reads headers of packed segments, and takes their shards.
+pub const PACKED_SINCE: u32 = 14;
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;

@@ -495,6 +495,7 @@ mod tests {
                 state: HostState::Up,
                 pid: Some(7),
                 cpu_ms: 0,
+                packing_cpu_ms: 0,
                 resident_bytes: 0,
                 longest_turn: None,
                 crossings: 0,

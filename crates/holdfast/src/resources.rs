@@ -55,8 +55,11 @@ pub fn space(s: holdfast_volume::SpaceUse) -> SpaceUse {
         data_bytes: s.data_bytes,
         dead_bytes: s.dead_bytes,
         kept_bytes: s.kept_bytes,
+        padding_bytes: s.padding_bytes,
         redundancy_bytes: s.redundancy_bytes,
         metadata_bytes: s.metadata_bytes,
+        shown_bytes: s.shown_bytes,
+        plain_bytes: s.plain_bytes,
     }
 }
 
@@ -83,6 +86,7 @@ pub fn counters(c: holdfast_volume::Counters) -> Counters {
         destaged_bytes: c.destaged_bytes,
         segments_cleaned: c.segments_cleaned,
         cleaned_bytes: c.cleaned_bytes,
+        repacked_bytes: c.repacked_bytes,
         segments_freed: c.segments_freed,
         shards_deleted: c.shards_deleted,
         shards_rebuilt: c.shards_rebuilt,
@@ -112,8 +116,8 @@ pub fn space_of(volume: &VolumeInfo) -> Option<VolumeSpace> {
 pub fn reclaimable_bytes(volume: &VolumeInfo) -> u64 {
     let is_own = volume.clone_of.is_none() && volume.provisioning != Provisioning::Fixed;
     volume.live.as_ref().filter(|_| is_own).map_or(0, |live| {
-        let SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes, .. } = live.space;
-        let payload = data_bytes + dead_bytes + kept_bytes;
+        let SpaceUse { data_bytes, dead_bytes, kept_bytes, padding_bytes, redundancy_bytes, .. } = live.space;
+        let payload = data_bytes + dead_bytes + kept_bytes + padding_bytes;
         let gained = dead_bytes.saturating_sub(payload * holdfast_volume::DEAD_PER_MILLE_MIN / 1000);
         gained + (u128::from(redundancy_bytes) * u128::from(gained) / u128::from(payload.max(1))) as u64
     })

@@ -30,9 +30,17 @@ fn a_device_whose_drive_fails_is_emptied_unless_somebody_wants_to_keep_it() {
     grid.up("--nodes 2 --devices 1");
     grid.ok(&format!("device add 1 --path {}", disk.path()));
     grid.ok("volume create v1 --size 64MiB --layout mirror:2");
-    let device =
+    let listed =
         || grid.json("device list").as_array().unwrap().iter().find(|d| d["device"]["device"] == id(&grid)).cloned();
-    let device = || device().unwrap()["device"].clone();
+    // A host that is held up tells of no device for a while.
+    let device = || {
+        let mut found = None;
+        until("the host tells of the device", || {
+            found = listed();
+            found.is_some()
+        });
+        found.unwrap()["device"].clone()
+    };
 
     let path = fake(programs.path(), "nvme-well.json");
     assert!(health(&grid, &path, &["--save"]).contains("is well"));

@@ -82,6 +82,63 @@ fn data_are_born_in_a_mirror_and_move_on_by_age() {
     assert_eq!(grid.json("volume show vm")["tiers"]["first"]["size"]["PerMille"], 200);
 }
 
+/// Of a volume: what its data are as clients see them, what they take, and how much of them is not packed.
+fn packed(grid: &Grid, volume: &str) -> (u64, u64, u64) {
+    let live = grid.json(&format!("volume show {volume}"))["live"]["space"].clone();
+    let bytes = |key: &str| live[key].as_u64().unwrap_or_else(|| panic!("{key}: {live}"));
+    (bytes("shown_bytes"), bytes("data_bytes") + bytes("padding_bytes"), bytes("plain_bytes"))
+}
+
+#[test]
+fn blocks_are_packed_behind_guests_backs_and_read_as_they_were() {
+    let grid = Grid::new(3);
+    grid.up("--nodes 3 --devices 1");
+    fs::write(grid.path("key"), "0".repeat(64)).unwrap();
+    let key = grid.path("key");
+    let sealed = grid
+        .fails(&format!("volume create sealed --size 128MiB --compress auto --encrypt --key-file {}", key.display()));
+    assert!(sealed.contains("leave --compress out"), "{sealed}");
+    assert!(grid.fails("volume create vm --size 128MiB --compress brotli").contains("off, lz4 and auto"));
+    grid.ok("volume create vm --size 128MiB");
+    let (one, scratch) = (grid.path("one"), grid.path("scratch"));
+    let words = ["storage", "grid", "holds", "fast", "while", "nodes", "burn"];
+    let line = |n: usize| format!("{n:x} {} {}\n", words[n % 7], words[n / 7 % 5]);
+    let mut content: Vec<u8> = (0..).flat_map(|n: usize| line(n * 7919).into_bytes()).take(LEN / 2).collect();
+    content.resize(LEN, 0);
+    pattern(&scratch, LEN / 4);
+    content[LEN / 2..LEN / 2 + LEN / 4].copy_from_slice(&fs::read(&scratch).unwrap());
+    fs::write(&one, content).unwrap();
+    copy_in(&grid, &one);
+    let is_written = || packed(&grid, "vm").0 > LEN as u64 / 2;
+    until("data are in segments", is_written);
+    let (shown, stored, plain) = packed(&grid, "vm");
+    assert_eq!((shown, shown), (stored, plain), "nothing is packed");
+    let said = grid.ok("volume set vm --compress lz4");
+    assert!(said.contains("packed from here on, by lz4"), "{said}");
+    assert!(grid.ok("volume show vm").contains("lz4"));
+    let ratio = || {
+        let (shown, stored, _) = packed(&grid, "vm");
+        stored * 100 / shown
+    };
+    until("what was there is packed", || ratio() < 75);
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+    let by_lz4 = ratio();
+    grid.ok("volume set vm --compress auto");
+    until("zstd makes more of it", || ratio() < by_lz4 * 7 / 8);
+    assert!(grid.ok("space why").contains("are not packed"));
+    grid.ok("node kill 2");
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+    grid.ok("node start 2");
+    grid.ok("grid down");
+    grid.ok("grid up");
+    assert_eq!(grid.json("volume show vm")["compression"], "auto");
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+    assert!(ratio() < by_lz4 * 7 / 8);
+    let said = grid.ok("volume set vm --compress off");
+    assert!(said.contains("written as it is"), "{said}");
+    assert_volume_holds(&grid.uri("vm"), &one, &scratch);
+}
+
 /// Devices of each node, by id: (node, device).
 fn devices(grid: &Grid) -> Vec<(u64, String)> {
     let list = grid.json("device list");

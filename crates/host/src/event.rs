@@ -14,12 +14,12 @@ use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
 use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::geometry::Layout;
-use holdfast_format::packing::Codec;
+use holdfast_format::packing::{Codec, Compression};
 use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, PackedPayload, PreloadState, Why};
+use holdfast_volume::{Event as VolumeEvent, Lane, NotPacked, PackedPayload, PreloadState, Why};
 use std::collections::BTreeSet;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
@@ -59,10 +59,10 @@ pub enum Event {
         call: Call,
         reply: MetaReply,
     },
-    /// What came of [`Effect::Pack`]: nothing, where no block is made smaller.
+    /// What came of [`Effect::Pack`].
     Packed {
         call: Call,
-        packed: Option<PackedPayload>,
+        packed: Result<PackedPayload, NotPacked>,
     },
     /// Of a client, in a session that [`crate::Host::open_session`] has opened.
     Request {
@@ -235,6 +235,7 @@ pub struct OpenSpec {
     pub size_bytes: u64,
     pub layout: Layout,
     pub checked_reads: bool,
+    pub compression: Compression,
     /// It is not opened if others have had it since: see [`holdfast_volume::Config::only_from`].
     pub only_from: Option<Epoch>,
     /// Version of the record of who serves it, as this was decided by it; it is claimed only while that is so.
@@ -245,7 +246,7 @@ pub struct OpenSpec {
 
 impl OpenSpec {
     /// Of a volume as its root says, whoever has claimed it.
-    pub fn of(root: &Root, checked_reads: bool, key: Option<VolumeKey>) -> OpenSpec {
+    pub fn of(root: &Root, checked_reads: bool, compression: Compression, key: Option<VolumeKey>) -> OpenSpec {
         let Root { volume, size_bytes, layout, .. } = *root;
         OpenSpec {
             volume,
@@ -253,6 +254,7 @@ impl OpenSpec {
             size_bytes,
             layout,
             checked_reads,
+            compression,
             only_from: None,
             guard: None,
             key,
@@ -262,7 +264,10 @@ impl OpenSpec {
     /// Whether an opening that was begun by the other is what this one asks for. Size and layout it reads itself.
     pub(crate) fn asks_for_same(&self, other: &OpenSpec) -> bool {
         let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);
-        let of = |spec: &OpenSpec| (spec.volume, spec.checked_reads, spec.only_from, key_of(spec));
+        let of = |spec: &OpenSpec| {
+            let how = (spec.checked_reads, spec.compression);
+            (spec.volume, how, spec.only_from, key_of(spec))
+        };
         of(self) == of(other)
     }
 }
@@ -272,6 +277,7 @@ impl OpenSpec {
 pub enum Policy {
     Layout(Layout),
     Tiers(Tiers),
+    Compression(Compression),
 }
 
 impl From<Policy> for VolumeEvent {
@@ -279,6 +285,7 @@ impl From<Policy> for VolumeEvent {
         match policy {
             Policy::Layout(layout) => VolumeEvent::SetLayout { layout },
             Policy::Tiers(tiers) => VolumeEvent::SetTiers { tiers },
+            Policy::Compression(compression) => VolumeEvent::SetCompression { compression },
         }
     }
 }

@@ -360,6 +360,9 @@ impl Host {
             }
             Notice::LayoutSet { layout } => self.waiters.on_policy_set(at, Policy::Layout(*layout), out),
             Notice::TiersSet { tiers } => self.waiters.on_policy_set(at, Policy::Tiers(*tiers), out),
+            Notice::CompressionSet { compression } => {
+                self.waiters.on_policy_set(at, Policy::Compression(*compression), out)
+            }
             Notice::Changed { change, .. } => {
                 self.volumes.refresh_clones(at);
                 if let Some(volume) = self.volumes.table.get(at) {
@@ -638,6 +641,7 @@ fn text_of(name: &str, notice: &Notice) -> Option<(Level, String)> {
         Notice::Resized { size_bytes } => info(format!(" has {size_bytes} bytes now")),
         Notice::LayoutSet { layout } => info(format!(" is written as {layout} from here on")),
         Notice::TiersSet { .. } => info(" has other tiers from here on".to_string()),
+        Notice::CompressionSet { compression } => info(format!(" has compression {compression} from here on")),
         Notice::Changed { change, .. } => info(format!(": {}", change_text(change))),
         Notice::DependentCreated { root, .. } => {
             info(format!(": what separate clone {} begins with is written", root.name))

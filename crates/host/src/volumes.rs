@@ -190,7 +190,7 @@ impl Volumes {
         config.writeback_bytes_max = (self.budget.writeback_bytes / shares).max(WRITEBACK_SHARE_MIN);
         config.map_cache_bytes_max = (self.budget.map_cache_bytes / shares).max(MAP_CACHE_SHARE_MIN);
         config.read_ahead_bytes_max = (self.budget.read_ahead_bytes / shares).min(READ_AHEAD_SHARE_MAX);
-        config.checked_reads = spec.checked_reads;
+        (config.checked_reads, config.compression) = (spec.checked_reads, spec.compression);
         config.keeps_spare = self.keeps_spare;
         config.key = spec.key.clone();
         // Who shall have it the records say.
@@ -537,6 +537,7 @@ mod tests {
             size_bytes: 1 << 30,
             layout: "mirror:2".parse().expect("a layout"),
             checked_reads: true,
+            compression: Default::default(),
             only_from: None,
             guard: None,
             key: None,

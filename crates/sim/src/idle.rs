@@ -70,7 +70,8 @@ impl Idle {
         idle.tell(Event::Order { ticket: u64::MAX, order: Order::Share(shared) });
         for (volume, name) in names {
             let (size_bytes, checked_reads, only_from, guard, key) = (SIZE_BYTES, true, None, None, None);
-            let spec = OpenSpec { volume, name, size_bytes, layout, checked_reads, only_from, guard, key };
+            let compression = Default::default();
+            let spec = OpenSpec { volume, name, size_bytes, layout, checked_reads, compression, only_from, guard, key };
             idle.tell(Event::Order { ticket: u64::MAX, order: Order::Open { spec, exported: true } });
         }
         let late = idle.world.now() + OPEN_WITHIN;

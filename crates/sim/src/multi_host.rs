@@ -528,6 +528,7 @@ impl MultiHost {
             size_bytes: SIZE_BYTES,
             layout: "mirror:2".parse().expect("a layout"),
             checked_reads: true,
+            compression: Default::default(),
             only_from: None,
             guard: None,
             key: None,

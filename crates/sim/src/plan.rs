@@ -8,6 +8,7 @@ use crate::faults::Weights;
 use crate::workload::Mix;
 use holdfast_base::{MediaClass, Prng};
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Compression;
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_store as store;
 use holdfast_volume as volume;
@@ -112,8 +113,9 @@ pub struct Plan {
     pub read_cache_per_mille: u32,
     /// Its volumes are encrypted.
     pub encrypted: bool,
-    /// Its volumes' blocks are packed.
-    pub packs: bool,
+    /// How its volumes' blocks are packed, and whether they are from the start, or from some time on.
+    pub compression: Compression,
+    pub packs_at_once: bool,
     /// Of each disk of a node; of the others nothing is known.
     pub media: Vec<MediaClass>,
     /// Of the volume.
@@ -181,7 +183,11 @@ impl Plan {
             },
             volume_bytes: 1 << 20 << prng.below(3),
             writeback_bytes: 512 << 10 << prng.below(3),
-            packs,
+            compression: match packs {
+                true => *Prng::new(seed ^ 0x25cd).pick(&[Compression::Lz4, Compression::Auto]),
+                false => Compression::Off,
+            },
+            packs_at_once: Prng::new(seed ^ 0x25ce).chance(600),
             segment_bytes,
             direct_bytes: segment_bytes / 2,
             map_cache_bytes: 64 << 10 << prng.below(4),

@@ -20,6 +20,7 @@ use holdfast_base::{
 };
 use holdfast_format::features::Feature;
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Compression;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceHealth, Reply, Request};
@@ -68,6 +69,7 @@ pub struct Outcome {
     pub openings: u32,
     pub segments_written: u64,
     pub segments_cleaned: u64,
+    pub repacked_bytes: u64,
     pub rolls: u64,
     pub folds: u64,
     pub audits: u64,
@@ -116,6 +118,7 @@ pub struct Run {
     pub(crate) separate: SeparateClones,
     draining: BTreeSet<DeviceId>,
     drain_prng: Prng,
+    packing_prng: Prng,
     pub(crate) held: BTreeMap<SegmentId, BTreeSet<u8>>,
     held_twice: Vec<String>,
     plain_seen: bool,
@@ -169,7 +172,7 @@ impl Run {
         let mut root = Root::new(world.grid, VOLUME, "vm", plan.volume_bytes, plan.layout);
         root.tiers = plan.tiers;
         root.key_id = plan.encrypted.then(|| key_of(plan.seed).id());
-        if plan.packs {
+        if plan.compression != Compression::Off && plan.packs_at_once {
             root.features = root.features.with(Feature::Packed);
         }
         let key = root_key(VOLUME);
@@ -182,7 +185,7 @@ impl Run {
         let mut guests =
             Guests::new(prng.fork(), plan.mix, plan.volume_bytes, u64::from(plan.direct_bytes), plan.clones_max as u64);
         guests.space_may_end = plan.space_may_end();
-        let drain_prng = Prng::new(plan.seed ^ 0xd5a1);
+        let (drain_prng, packing_prng) = (Prng::new(plan.seed ^ 0xd5a1), Prng::new(plan.seed ^ 0x25cf));
         let recovery_prng = Prng::new(plan.seed ^ 0x4ec0);
         let snapshots = Snapshots::new(plan.seed, plan.snapshots_max, plan.clones_max);
         let mut run = Run {
@@ -191,6 +194,7 @@ impl Run {
             separate: SeparateClones::new(plan.seed, plan.separate_max),
             draining: BTreeSet::new(),
             drain_prng,
+            packing_prng,
             plan,
             world,
             guests,
@@ -241,6 +245,7 @@ impl Run {
         (config.scrub_every, config.audit_every) = (plan.scrub_every, plan.audit_every);
         config.slow_after = plan.slow_after;
         config.mutations = plan.volume_mutations;
+        (config.compression, config.repack_every) = (plan.compression, plan.destage_age);
         config.key = plan.encrypted.then(|| key_of(plan.seed));
         config.notes_encryptions = plan.encrypted;
         config
@@ -453,6 +458,14 @@ impl Run {
         }
     }
 
+    /// Now and then it is packed otherwise, or no more.
+    fn act_on_compression(&mut self, at: MachineAt) {
+        if self.plan.compression != Compression::Off && self.packing_prng.chance(30) && !self.is_late(at) {
+            let compression = *self.packing_prng.pick(&[Compression::Off, Compression::Lz4, Compression::Auto]);
+            self.world.tell(at, Event::SetCompression { compression });
+        }
+    }
+
     /// Now and then, where there are nodes to spare.
     fn act_on_drains(&mut self) {
         if self.plan.drains && self.drain_prng.chance(15) {
@@ -515,6 +528,7 @@ impl Run {
         self.act_on_separate(current);
         self.act_on_drains();
         self.act_on_layout(current);
+        self.act_on_compression(current);
         if self.prng.chance(100)
             && let Some(old) = self.openings.iter().find(|m| **m != current).copied()
             && self.guests.waiting_on(old) < 4
@@ -789,6 +803,7 @@ impl Run {
             openings: self.openings_count,
             segments_written: 0,
             segments_cleaned: 0,
+            repacked_bytes: 0,
             rolls: 0,
             folds: 0,
             audits: 0,
@@ -806,6 +821,7 @@ impl Run {
             let counters = controller.status().counters;
             outcome.segments_written += counters.segments_written;
             outcome.segments_cleaned += counters.segments_cleaned;
+            outcome.repacked_bytes += counters.repacked_bytes;
             outcome.rolls += counters.rolls;
             outcome.folds += counters.folds;
             outcome.audits += counters.audits;

@@ -131,21 +131,30 @@ impl Controller {
     }
 
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's. At least one
-    /// while they are judged anew: nobody knows then whether the volume is whole.
+    /// while they are judged anew: nobody knows then whether the volume is whole. Who serves no more says none.
     pub(crate) fn degraded_segments(&self) -> u64 {
+        if self.is_over() {
+            return 0;
+        }
         let found = self.care.repairer.degraded_segments(&self.survey(), &self.basis, &self.segments);
         found.max(u64::from(!self.is_surveyed()))
     }
 
-    /// Whether all segments were judged by what there is of devices now. Where the volume is served no more nobody does,
-    /// and nobody asks.
+    /// The volume is another's, or nobody's.
+    fn is_over(&self) -> bool {
+        matches!(self.state, State::Closed | State::Deposed)
+    }
+
+    /// Whether all segments were judged by what there is of devices now.
     fn is_surveyed(&self) -> bool {
-        let is_over = matches!(self.state, State::Closed | State::Deposed);
-        is_over || self.survey.is_settled(self.topology(), &self.segments)
+        self.survey.is_settled(self.topology(), &self.segments)
     }
 
     /// The same, without counting what is out with one node.
     fn degraded_apart_from(&self, node: NodeId) -> u64 {
+        if self.is_over() {
+            return 0;
+        }
         let topology = self.topology();
         let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
         let is_narrow = |info: &SegmentInfo| match info.kind {

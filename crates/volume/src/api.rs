@@ -2,7 +2,7 @@
 
 use crate::care::Sharing;
 use crate::map::{CloneInfo, Snapshot};
-use crate::segment::units::PackedPayload;
+use crate::segment::units::{NotPacked, PackedPayload};
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
@@ -12,7 +12,7 @@ use holdfast_base::{
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::Codec;
+use holdfast_format::packing::{Codec, Compression};
 use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::tier::Tiers;
@@ -37,6 +37,8 @@ pub struct Config {
     pub takeover: bool,
     /// Guests' reads are checked against their blocks' checksums. Metadata and what is moved always are.
     pub checked_reads: bool,
+    /// How blocks are packed, where the volume's root has the feature for it.
+    pub compression: Compression,
     /// Guests' writes leave what is not promised to them ([`crate::spare_bytes`]) free, too.
     pub keeps_spare: bool,
     /// The volume is not claimed if others have had it since this epoch: for who opens it only because nobody does.
@@ -56,6 +58,8 @@ pub struct Config {
     pub read_ahead_after_blocks: u64,
     /// Payload of a full segment.
     pub segment_payload_bytes: u32,
+    /// How long rests what looks for blocks to make smaller.
+    pub repack_every: Duration,
     /// A write at least this long becomes a segment directly.
     pub direct_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
@@ -94,6 +98,7 @@ impl Config {
             seed,
             takeover: false,
             checked_reads: true,
+            compression: Compression::Off,
             keeps_spare: false,
             only_from: None,
             key: None,
@@ -103,6 +108,7 @@ impl Config {
             read_ahead_bytes_max: 32 << 20,
             read_ahead_after_blocks: 128,
             segment_payload_bytes: 4 << 20,
+            repack_every: Duration::from_secs(10),
             direct_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,
@@ -177,10 +183,10 @@ pub enum Event {
     Preload,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
-    /// What came of [`Effect::Pack`]: nothing, where no block is made smaller.
+    /// What came of [`Effect::Pack`].
     Packed {
         job: u64,
-        packed: Option<PackedPayload>,
+        packed: Result<PackedPayload, NotPacked>,
     },
     Request {
         target: Target,
@@ -266,6 +272,10 @@ pub enum Event {
     /// Change how the volume is written; what is there is written anew in the background.
     SetLayout {
         layout: Layout,
+    },
+    /// Pack blocks so from here on. Answered by [`Notice::CompressionSet`].
+    SetCompression {
+        compression: Compression,
     },
     /// Change where the volume's data lie, besides their layout. Answered by [`Notice::TiersSet`].
     SetTiers {
@@ -466,6 +476,10 @@ pub enum Notice {
     LayoutSet {
         layout: Layout,
     },
+    /// Blocks are packed so from here on.
+    CompressionSet {
+        compression: Compression,
+    },
     TiersSet {
         tiers: Tiers,
     },
@@ -567,10 +581,15 @@ pub struct SpaceUse {
     pub dead_bytes: u64,
     /// The same, but volumes that were made of this one may need it.
     pub kept_bytes: u64,
+    /// Between packed units, and behind the last one.
+    pub padding_bytes: u64,
     /// Copies beyond the first, parity, and what fills stripes up.
     pub redundancy_bytes: u64,
     /// Leaves of the map and checkpoints, with their copies.
     pub metadata_bytes: u64,
+    /// What the data are as guests see them, and how much of them is in segments that are not packed: no sum has these.
+    pub shown_bytes: u64,
+    pub plain_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -595,6 +614,8 @@ pub struct Counters {
     pub destaged_bytes: u64,
     pub segments_cleaned: u64,
     pub cleaned_bytes: u64,
+    /// Of that: only to make them smaller.
+    pub repacked_bytes: u64,
     pub segments_freed: u64,
     pub shards_deleted: u64,
     pub shards_rebuilt: u64,

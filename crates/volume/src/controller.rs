@@ -50,7 +50,7 @@ use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Encryption;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
 use crate::segment::named::granules_of;
-use crate::segment::writer::{self, JobKind, Put, SegmentWriter, Wish, Written};
+use crate::segment::writer::{self, Aim, JobKind, Put, SegmentWriter, Wish, Written};
 use crate::segment::{Named, Segments};
 use crate::sharing::segments::SharedSegments;
 use crate::sharing::snapshots::Changes;
@@ -224,6 +224,7 @@ impl Controller {
             Event::KeepSpare(keep) => self.basis.config.keeps_spare = keep,
             Event::SetLayout { layout } => self.on_set_layout(layout),
             Event::SetTiers { tiers } => self.resizer.wanted_tiers = Some(tiers),
+            Event::SetCompression { compression } => self.resizer.wanted_compression = Some(compression),
             Event::SetAside { claims } => self.on_set_aside(claims),
             Event::CreateDependent { head, snapshot, dependent, name, size_bytes } => {
                 self.create_dependent((head, snapshot), (dependent, name), size_bytes, out);
@@ -553,6 +554,7 @@ impl Controller {
                 }
                 Wish::Stray(leg, no, index) => self.care.repairer.note_stray((leg, no, index)),
                 Wish::Degraded => self.care.repairer.note_degraded(),
+                Wish::NotWorth(codec) => self.on_not_worth(codec),
             }
         }
         outcome
@@ -602,7 +604,7 @@ impl Controller {
             Recipient::Ahead { segment, first } => self.on_ahead(segment, first, result, out),
             Recipient::Leaves { span, part } => self.on_leaves_part(span, part, result, out),
             Recipient::Run { at, part } => self.on_run_part(at, part, result, out),
-            Recipient::Clean { job, part } => self.on_clean_part(job, part, result, out),
+            Recipient::Clean { job, part, .. } => self.on_clean_part(job, part, result, out),
             Recipient::Block { .. } => unreachable!("the fetcher puts blocks together"),
         }
     }
@@ -633,7 +635,7 @@ impl Controller {
 
     /// Its commit record is in the log.
     pub(crate) fn on_segment_committed(&mut self, job: Token, out: Out) {
-        let (kind, blocks, payload_bytes) = self.writer.on_committed(job);
+        let (kind, blocks, payload_bytes) = self.writer.on_committed(&mut self.segments, job);
         match kind {
             JobKind::Destage { entries } => {
                 self.counters.destaged_bytes += blocks * BLOCK_BYTES as u64;
@@ -837,10 +839,8 @@ impl Controller {
         // Begun at half of it, the checkpoint is done before the cleaner has to wait.
         self.wants.hurry |= owed_bytes > movable_bytes / 2;
         // Nor does a fold that the overlay needs find a pass under way.
-        let overlay_wants_fold = |checkpointer: &mut Checkpointer, around: &mut checkpoint::Around<'_>| {
-            checkpointer.overlay_wants_fold(around)
-        };
-        let lets_fold = self.wants.hurry && self.drive_checkpointer(out, overlay_wants_fold);
+        let lets_fold = self.wants.hurry
+            && self.drive_checkpointer(out, |checkpointer, around| checkpointer.overlay_wants_fold(around));
         if owed_bytes > movable_bytes || lets_fold {
             return;
         }
@@ -852,19 +852,21 @@ impl Controller {
         }
         // In turn, but where the first tier is about to overflow.
         let rotates_first = !self.care.cleaner.has_rotated() || self.rotation.is_full(self.topology());
-        for rotates in [rotates_first, !rotates_first] {
-            let victims = if rotates { self.take_leaving() } else { self.take_dead() };
+        let (first, second) = if rotates_first { (Aim::Rotation, Aim::Room) } else { (Aim::Room, Aim::Rotation) };
+        for aim in [Some(first), Some(second), self.packs_at_rest().map(Aim::Packing)].into_iter().flatten() {
+            let victims = match aim {
+                Aim::Room => {
+                    let (care, mut around) = self.care();
+                    care.cleaner.take_dead(&mut around, &care.repairer)
+                }
+                Aim::Rotation => self.take_leaving(),
+                Aim::Packing(codec) => self.take_unpacked(codec),
+            };
             if !victims.is_empty() {
                 let (care, mut around) = self.care();
-                return care.cleaner.begin_pass(&mut around, victims, rotates, out);
+                return care.cleaner.begin_pass(&mut around, victims, aim, out);
             }
         }
-    }
-
-    /// What is mostly dead, or is to be written anew.
-    fn take_dead(&mut self) -> Vec<SegmentNo> {
-        let (care, mut around) = self.care();
-        care.cleaner.take_dead(&mut around, &care.repairer)
     }
 
     /// The oldest segments of the first tier, if some are to leave it.
@@ -909,6 +911,7 @@ impl Controller {
                 self.ask_header(pass, victim, out);
             }
             Header::All => self.find_live(out),
+            Header::NotWorth(codec) => self.on_not_worth(Some(codec)),
         }
     }
 
@@ -937,8 +940,8 @@ impl Controller {
     }
 
     fn read_live(&mut self, out: Out) {
-        while let Some(CleanRead { pass, part, segment, run, crcs, units }) = self.care.cleaner.next_read() {
-            let (by, (block, blocks)) = (Recipient::Clean { job: pass, part }, run);
+        while let Some(CleanRead { pass, part, segment, run, crcs, units, opened }) = self.care.cleaner.next_read() {
+            let (by, (block, blocks)) = (Recipient::Clean { job: pass, part, opened }, run);
             self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs), units }, out);
         }
     }

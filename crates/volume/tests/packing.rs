@@ -6,6 +6,7 @@ mod support;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, Epoch, HeadId, InstanceId, MetaVersion, Prng};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_volume::{Change, Config, Event, State};
 use std::time::Duration;
@@ -21,11 +22,19 @@ fn pack(world: &mut World) {
     world.open();
 }
 
-/// A block that packs well, half, or not at all.
+/// Which repeat in no order that lz4 would find: zstd makes less than half of them.
+fn into_letters(bytes: &mut [u8]) {
+    bytes.iter_mut().for_each(|byte| *byte = b'a' + *byte % 8);
+}
+
+/// A block that packs well, half, by zstd alone, or not at all.
 fn block(prng: &mut Prng) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_BYTES];
-    let random = *prng.pick(&[0, 100, BLOCK_BYTES / 2, BLOCK_BYTES]);
+    let random = *prng.pick(&[0, 100, BLOCK_BYTES / 2, BLOCK_BYTES, BLOCK_BYTES]);
     prng.fill(&mut bytes[..random]);
+    if prng.chance(300) {
+        into_letters(&mut bytes);
+    }
     bytes[BLOCK_BYTES - 1] = 1 + prng.below(200) as u8;
     bytes
 }
@@ -41,15 +50,19 @@ impl Model {
         let mut world = World::new(seed, nodes, layout, BLOCKS * BLOCK);
         // Of several rows in every layout.
         let segments = Config { segment_payload_bytes: 1 << 20, direct_bytes_min: 256 << 10, ..config(0, 0) };
-        world.config = Some(Config { clean_dead_per_mille: 200, ..segments });
+        let compression = if seed.is_multiple_of(2) { Compression::Auto } else { Compression::Lz4 };
+        world.config = Some(Config { clean_dead_per_mille: 200, compression, ..segments });
         pack(&mut world);
         Model { world, prng: Prng::new(seed), bytes: vec![0; (BLOCKS * BLOCK) as usize] }
     }
 
     fn write(&mut self, at: u64, blocks: u64) {
         let data: Vec<u8> = (0..blocks).flat_map(|_| block(&mut self.prng)).collect();
-        let range = (at * BLOCK) as usize..((at + blocks) * BLOCK) as usize;
-        self.bytes[range].copy_from_slice(&data);
+        self.write_data(at, data);
+    }
+
+    fn write_data(&mut self, at: u64, data: Vec<u8>) {
+        self.bytes[(at * BLOCK) as usize..][..data.len()].copy_from_slice(&data);
         let write = self.world.request(BlockOp::Write { offset: at * BLOCK, data: Buf::copy_from(&data) });
         assert!(matches!(self.world.wait(write), BlockData::Done));
     }
@@ -125,6 +138,82 @@ fn what_packs_takes_less_and_the_accounts_tell_what() {
     assert!(model.world.nodes[0].put_bytes.0 < BLOCKS * BLOCK / 2, "{:?}", model.world.nodes[0].put_bytes);
 }
 
+/// Has all of it written in large pieces, which become segments directly, and in small ones: blocks that any codec makes
+/// smaller, and letters.
+fn write_raw(model: &mut Model) {
+    let pieces = (0..512).step_by(256).map(|at| (at, 256)).chain((512..BLOCKS).step_by(8).map(|at| (at, 8)));
+    for (at, blocks) in pieces {
+        let mut data = vec![0; (blocks * BLOCK) as usize];
+        model.prng.fill(&mut data);
+        for (n, block) in data.chunks_mut(BLOCK_BYTES).enumerate() {
+            block[1000..].fill(7);
+            if n % 2 == 0 {
+                model.prng.fill(block);
+                into_letters(block);
+            }
+        }
+        model.write_data(at, data);
+    }
+    model.world.span(Duration::from_secs(30));
+}
+
+fn data_bytes(model: &Model) -> u64 {
+    model.world.controller.status().space.data_bytes
+}
+
+fn cleaned_bytes(model: &Model) -> u64 {
+    model.world.controller.status().counters.cleaned_bytes
+}
+
+#[test]
+fn what_was_written_as_it_is_becomes_smaller_while_guests_rest() {
+    for (seed, (nodes, layout)) in layouts().into_iter().enumerate() {
+        let mut model = Model::new(50 + seed as u64, nodes, layout);
+        let set = |model: &mut Model, compression| {
+            model.world.push(Event::SetCompression { compression });
+            model.world.span(Duration::from_secs(1));
+            assert_eq!(model.world.controller.compression(), compression);
+        };
+        set(&mut model, Compression::Off);
+        write_raw(&mut model);
+        assert_eq!(data_bytes(&model), BLOCKS * BLOCK, "{layout:?}: nothing is packed");
+        set(&mut model, Compression::Lz4);
+        model.world.span(Duration::from_secs(120));
+        let by_lz4 = data_bytes(&model);
+        assert!(by_lz4 < BLOCKS * BLOCK * 3 / 4, "{layout:?}: {by_lz4} bytes");
+        model.judge("packed by lz4");
+        set(&mut model, Compression::Auto);
+        model.world.span(Duration::from_secs(120));
+        let by_zstd = data_bytes(&model);
+        assert!(by_zstd < by_lz4, "{layout:?}: {by_zstd} bytes after {by_lz4}");
+        model.judge("packed by zstd");
+        // What was tried is left alone, also by those who come later.
+        let cleaned = cleaned_bytes(&model);
+        model.world.span(Duration::from_secs(300));
+        assert_eq!(cleaned_bytes(&model), cleaned, "{layout:?}");
+        model.world.open();
+        model.world.span(Duration::from_secs(300));
+        assert_eq!((cleaned_bytes(&model), data_bytes(&model)), (0, by_zstd), "{layout:?}");
+        model.judge("after an owner that crashed");
+    }
+}
+
+#[test]
+fn what_nothing_makes_smaller_is_read_once_and_stays_where_it_is() {
+    let mut model = Model::new(60, 3, Layout::Mirror { copies: 2 });
+    for at in (0..BLOCKS).step_by(256) {
+        let mut data = vec![0; (256 * BLOCK) as usize];
+        model.prng.fill(&mut data);
+        model.write_data(at, data);
+    }
+    model.world.span(Duration::from_secs(5));
+    model.world.span(Duration::from_secs(120));
+    let counters = model.world.controller.status().counters;
+    assert_eq!(counters.cleaned_bytes, 0, "no data is moved");
+    assert_eq!(data_bytes(&model), BLOCKS * BLOCK);
+    model.judge("as it was");
+}
+
 #[test]
 fn snapshots_keep_what_they_show() {
     let mut model = Model::new(4, 4, Layout::Parity { data: 2, parity: 1 });
@@ -187,7 +276,6 @@ fn an_owner_that_serves_no_more_writes_nothing_that_was_packed_for_it() {
     model.write_some(40);
     model.world.run_until(|world| world.packed.as_ref().is_some_and(|held| !held.is_empty()));
     let begun = |world: &World| world.controller.status().counters.segments_written;
-    let before = begun(&model.world);
     // Another has taken the volume over.
     for node in &mut model.world.nodes {
         node.promised = Epoch(node.promised.0 + 1);
@@ -199,6 +287,7 @@ fn an_owner_that_serves_no_more_writes_nothing_that_was_packed_for_it() {
     model.world.request(write);
     model.world.run_until(|world| world.controller.state() == State::Deposed);
     let held = model.world.packed.take().expect("it was held up");
+    let before = begun(&model.world);
     held.into_iter().for_each(|event| model.world.push(event));
     model.world.drain();
     assert_eq!(begun(&model.world), before);

@@ -228,8 +228,9 @@ fn draw_layout(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
     }
     let space = &live.space;
     drawing.more(&format!(
-        "of it {} data, {} dead, {} redundancy; {} degraded",
+        "of it {} data ({} as clients see them), {} dead, {} redundancy; {} degraded",
         Size(space.data_bytes),
+        Size(space.shown_bytes),
         Size(space.dead_bytes),
         Size(space.redundancy_bytes),
         count(live.degraded_segments, "segment")

@@ -9,7 +9,7 @@ use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::resources;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{Code, HostState, VolumeSpace, promised_of, refuse, takers};
+use holdfast_api::{Code, HostState, SpaceUse, VolumeSpace, promised_of, refuse, takers};
 use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Claim;
@@ -133,13 +133,44 @@ pub struct Used {
     pub dead_bytes: u64,
     /// What only separate clones may need, by the volume that holds it.
     pub kept: Vec<(String, u64)>,
+    /// Between packed blocks.
+    pub padding_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
+    /// What is not stored, since blocks are packed, by volume, and how much of the volume's data is not packed. In no sum.
+    pub saved: Vec<Saved>,
     /// What deleted volumes hold that can be had back, as far as it is known, and how many they are.
     pub trash_bytes: u64,
     pub trash_volumes: usize,
     /// Headers of shards, volumes that are not in service, and what is on its way to or from devices.
     pub other_bytes: i64,
+}
+
+/// Of a volume of which something is packed.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Saved {
+    pub volume: String,
+    pub shown_bytes: u64,
+    /// With what lies between packed blocks.
+    pub stored_bytes: u64,
+    pub plain_bytes: u64,
+}
+
+impl Saved {
+    /// Nothing of a volume of which nothing is packed.
+    pub fn of(volume: &str, space: &SpaceUse) -> Option<Saved> {
+        let SpaceUse { data_bytes, padding_bytes, shown_bytes, plain_bytes, .. } = *space;
+        let stored_bytes = data_bytes + padding_bytes;
+        let saved = Saved { volume: volume.to_string(), shown_bytes, stored_bytes, plain_bytes };
+        (plain_bytes < shown_bytes).then_some(saved)
+    }
+
+    /// What packing does, before copies and parity.
+    pub fn text(&self) -> String {
+        let ratio = self.stored_bytes as f64 / self.shown_bytes.max(1) as f64;
+        let (shown, stored, plain) = (Size(self.shown_bytes), Size(self.stored_bytes), Size(self.plain_bytes));
+        format!("{shown} of data take {stored} ({ratio:.2}); {plain} of them are not packed")
+    }
 }
 
 pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
@@ -190,13 +221,16 @@ fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
             used.kept.push((volume.name.clone(), live.space.kept_bytes));
         }
         used.dead_bytes += live.space.dead_bytes;
+        used.padding_bytes += live.space.padding_bytes;
         used.redundancy_bytes += live.space.redundancy_bytes;
         used.metadata_bytes += live.space.metadata_bytes;
     }
     let data: u64 = used.data.iter().chain(&used.snapshots).chain(&used.kept).map(|(_, bytes)| bytes).sum();
     used.trash_volumes = status.trash.len();
     used.trash_bytes = status.trash.iter().map(|trashed| trashed.taken_bytes).sum();
-    let known = data + used.dead_bytes + used.redundancy_bytes + used.metadata_bytes + used.trash_bytes;
+    used.saved = held.iter().filter_map(|held| Saved::of(&held.name, &held.space)).collect();
+    let beside = used.padding_bytes + used.redundancy_bytes + used.metadata_bytes;
+    let known = data + used.dead_bytes + beside + used.trash_bytes;
     used.other_bytes = (capacity - free) as i64 - known as i64;
     let mut free_bytes = free - reserve_bytes - spare_bytes;
     let mut aside = Vec::new();
@@ -297,6 +331,9 @@ fn print_why(space: &Space) -> Result<()> {
     for (name, bytes) in &space.used.kept {
         row(format!("    held by volume {name} for its separate clones"), *bytes as i64);
     }
+    if space.used.padding_bytes > 0 {
+        row("    padding, between packed blocks".to_string(), space.used.padding_bytes as i64);
+    }
     row("    copies and parity".to_string(), space.used.redundancy_bytes as i64);
     row("    dead, until it is cleaned".to_string(), space.used.dead_bytes as i64);
     row("    maps and checkpoints".to_string(), space.used.metadata_bytes as i64);
@@ -311,6 +348,8 @@ fn print_why(space: &Space) -> Result<()> {
     }
     row("  free".to_string(), space.free_bytes as i64);
     print_table(&rows)?;
+    let packed = |saved: &Saved| print(format_args!("volume {}: {}", saved.volume, saved.text()));
+    space.used.saved.iter().try_for_each(packed)?;
     if space.missing_bytes > 0 {
         print(format_args!(
             "{} more belong to fixed volumes and are not there: bring devices back, or add some (`holdfast device add NODE`)",

@@ -196,6 +196,8 @@ pub struct HostView {
     pub state: HostState,
     pub pid: Option<u32>,
     pub cpu_ms: u64,
+    /// Of that: for packing blocks.
+    pub packing_cpu_ms: u64,
     pub resident_bytes: u64,
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -285,6 +287,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         state,
         pid: process.map(|p| p.pid),
         cpu_ms: cost.cpu().as_millis() as u64,
+        packing_cpu_ms: status.as_ref().map_or(0, |status| status.packing_cpu_ms),
         resident_bytes: cost.resident_bytes,
         longest_turn: status.as_ref().and_then(|status| status.longest_turn.clone()),
         crossings: status.as_ref().map_or(0, |status| status.crossings),
@@ -377,9 +380,13 @@ pub(super) fn print_grid(status: &GridStatus) -> Result<()> {
         (HostState::Down, _) => print("host down; `holdfast grid up` starts it")?,
         (HostState::Removed, _) => print("host down; this machine is none of the grid's any more")?,
         (state, pid) => print(format_args!(
-            "host {state}, process {}, CPU {:.1} s, memory {}",
+            "host {state}, process {}, CPU {:.1} s{}, memory {}",
             pid.unwrap_or(0),
             host.cpu_ms as f64 / 1000.0,
+            match host.packing_cpu_ms {
+                0 => String::new(),
+                ms => format!(" ({:.1} s of it to pack blocks)", ms as f64 / 1000.0),
+            },
             Size(host.resident_bytes)
         ))?,
     }

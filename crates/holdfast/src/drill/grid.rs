@@ -186,6 +186,7 @@ impl Grid for LocalGrid {
             export: true,
             fixed: false,
             checked_reads: true,
+            compression: None,
             tiers: holdfast_format::tier::Tiers::default(),
             key: None,
             limit: None,

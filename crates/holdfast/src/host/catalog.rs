@@ -39,6 +39,7 @@ use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_cluster::exports;
 use holdfast_format::FormatError;
+use holdfast_format::features::Feature;
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::{
     CAPACITY_KEY, CLIENTS_PREFIX, COPIES_KEY, CapacitySample, ClientsRecord, CopiesRecord, DRAINING_PREFIX,
@@ -49,6 +50,7 @@ use holdfast_format::meta::{
     name_key, node_key, received_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
+use holdfast_format::packing::Compression;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
@@ -76,6 +78,7 @@ pub struct Settings {
     pub reservation: Option<Reservation>,
     /// Guests' reads are not checked against checksums.
     pub unchecked_reads: bool,
+    pub compression: Compression,
 }
 
 impl Settings {
@@ -83,18 +86,26 @@ impl Settings {
         let reservation = record.reservation.as_ref();
         let reservation = reservation
             .map(|reservation| Reservation { base_bytes: reservation.base_bytes, left_bytes: reservation.left_bytes });
-        Settings { reservation, unchecked_reads: record.unchecked_reads }
+        // Words of a later release say that something is packed.
+        let compression = record.compression.as_ref().map(|words| words.parse().unwrap_or(Compression::Auto));
+        Settings { reservation, unchecked_reads: record.unchecked_reads, compression: compression.unwrap_or_default() }
     }
 
     /// In the place of what was there before, of which stays what this release does not know.
     fn put_into(self, before: SettingsRecord) -> SettingsRecord {
+        let compression = match self.compression {
+            // Also in words of a later release.
+            unchanged if unchanged == Settings::of(&before).compression => before.compression,
+            Compression::Off => None,
+            changed => Some(changed.to_string()),
+        };
         let known = before.reservation.map(|reservation| reservation.other).unwrap_or_default();
         let reservation = self.reservation.map(|Reservation { base_bytes, left_bytes }| ReservationRecord {
             base_bytes,
             left_bytes,
             other: known,
         });
-        SettingsRecord { reservation, unchecked_reads: self.unchecked_reads, other: before.other }
+        SettingsRecord { reservation, unchecked_reads: self.unchecked_reads, compression, other: before.other }
     }
 }
 
@@ -223,7 +234,8 @@ impl Entry {
     /// one (see `Keys::spec_of`).
     pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
         let guard = Some(self.export_version);
-        OpenSpec { guard, ..OpenSpec::of(&self.root, !self.settings.unchecked_reads, key) }
+        let Settings { unchecked_reads, compression, .. } = self.settings;
+        OpenSpec { guard, ..OpenSpec::of(&self.root, !unchecked_reads, compression, key) }
     }
 }
 
@@ -407,7 +419,10 @@ impl Catalog {
         reserving: Option<&Reserving>,
     ) -> Result<Option<Entry>> {
         let key_id = key.map(NewKey::id);
-        let root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
+        let mut root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
+        if settings.compression != Compression::Off {
+            root.features = root.features.with(Feature::Packed);
+        }
         self.check_can_serve(&root)?;
         let chosen = self.take_name(name, Again::SameId { origin: None })?;
         let root = Root { volume: chosen, ..root };
@@ -471,20 +486,16 @@ impl Catalog {
     }
 
     /// The first step of making a separate clone: its name, and a placeholder for its root.
-    pub fn begin_separate(
-        &self,
-        name: &str,
-        layout: Layout,
-        unchecked_reads: bool,
-        key: Option<&NewKey>,
-    ) -> Result<Begun> {
+    pub fn begin_separate(&self, name: &str, origin: &Entry, key: Option<&NewKey>) -> Result<Begun> {
+        let Root { layout, ref features, .. } = origin.root;
         // It and its origin share segments from then on.
         let dependents = vec![Dependent { volume: VolumeId(0), upto: SegmentNo::default() }];
-        let own = Root { dependents, ..Root::new(self.grid, VolumeId(0), name, 0, layout) };
+        let features = features.clone();
+        let own = Root { dependents, features, ..Root::new(self.grid, VolumeId(0), name, 0, layout) };
         self.check_can_serve(&Root { key_id: key.map(NewKey::id), ..own })?;
         let volume = self.take_name(name, Again::NewId)?;
         self.set_key(volume, key)?;
-        self.change_settings(volume, |found| *found = Settings { reservation: None, unchecked_reads })?;
+        self.change_settings(volume, |found| *found = Settings { reservation: None, ..origin.settings })?;
         let root = Root { deleted: true, ..Root::new(self.grid, volume, name, 0, layout) };
         match self.meta.swap(&root_key(volume), MetaVersion::ABSENT, Some(&root.encode()), None)? {
             Swap::Done(version) => Ok(Begun { volume, version }),
@@ -1206,11 +1217,7 @@ mod tests {
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
         let made = |name| {
             let what = (1 << 30, Layout::DEFAULT, Tiers::default());
-            catalog
-                .create(name, what, (Settings { reservation: None, unchecked_reads: false }, None), None, None)
-                .unwrap()
-                .unwrap()
-                .root
+            catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap().root
         };
         made("readable");
         // The version, and a byte of the body.
@@ -1311,7 +1318,7 @@ mod tests {
         let (a, b) = (Catalog::new(meta.clone(), GridId(1), "a"), Catalog::new(meta, GridId(1), "b"));
         let what = (1 << 30, Layout::DEFAULT, Tiers::default());
         let reservation = Reservation { base_bytes: 0, left_bytes: 1 << 30 };
-        let settings = (Settings { reservation: Some(reservation), unchecked_reads: false }, None);
+        let settings = (Settings { reservation: Some(reservation), ..Settings::default() }, None);
         let (at_a, at_b) = (a.reserving().unwrap(), b.reserving().unwrap());
         let made = a.create("va", what, settings, None, Some(&at_a)).unwrap().expect("it was first");
         assert!(

@@ -177,6 +177,8 @@ pub struct LiveStatus {
     pub nodes: Vec<NodeInfo>,
     pub volumes: Vec<VolumeInfo>,
     pub longest_turn: Option<LongTurn>,
+    /// Of what packs blocks.
+    pub packing_cpu: Duration,
 }
 
 /// Calls of the control plane that are under way: to nodes, and orders to the host.
@@ -344,7 +346,8 @@ impl Shell {
             event: turn.event.to_string(),
             cause: turn.cause.clone(),
         });
-        LiveStatus { uptime: now.since(self.started), nodes: nodes.collect(), volumes, longest_turn }
+        let (uptime, packing_cpu) = (now.since(self.started), self.packers.cpu());
+        LiveStatus { uptime, nodes: nodes.collect(), volumes, longest_turn, packing_cpu }
     }
 
     fn device_info(

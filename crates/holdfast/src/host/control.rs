@@ -33,15 +33,17 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState,
-    refuse,
+    Code, DeviceInfo, HostStatus, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
 use holdfast_cluster::forecast::Forecast;
+use holdfast_format::features::Feature;
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
+use holdfast_format::wire::PACKED_SINCE;
 use holdfast_host::homes::HostAt;
 use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
 use holdfast_host::views::Published;
@@ -130,6 +132,17 @@ pub(super) struct ControlPlane {
     peer_queries: Mutex<()>,
     /// Of hosts that give the key of the grid's authority.
     sessions: Mutex<Sessions>,
+}
+
+/// What of a volume is to change; nothing else does.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct ToSet<'a> {
+    layout: Option<&'a str>,
+    fixed: Option<bool>,
+    checked_reads: Option<bool>,
+    compression: Option<Compression>,
+    tiers: Option<Tiers>,
+    limit: Option<&'a str>,
 }
 
 /// What the records tell beside volumes.
@@ -301,24 +314,18 @@ impl ControlPlane {
         };
         let result = match request {
             Request::Status => self.status().map(|status| Response::Status(Box::new(status))),
-            Request::VolumeCreate { name, size_bytes, layout, export, fixed, checked_reads, tiers, key, limit } => self
-                .create(
-                    &name,
-                    (size_bytes, &layout, tiers),
-                    export,
-                    (fixed, checked_reads, limit.as_deref()),
-                    key.as_ref(),
-                )
-                .map(Response::from),
+            request @ Request::VolumeCreate { .. } => self.create(request).map(Response::from),
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } | Request::VolumeLive { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
             Request::VolumeResize { name, size_bytes, shrink, force } => {
                 self.resize(&name, size_bytes, (shrink, force)).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed, checked_reads, tiers, limit } => self
-                .set(&name, (layout.as_deref(), tiers), (fixed, checked_reads), limit.as_deref())
-                .map(Response::from),
+            Request::VolumeSet { name, layout, fixed, checked_reads, compression, tiers, limit } => {
+                let layout = layout.as_deref();
+                let change = ToSet { layout, fixed, checked_reads, compression, tiers, limit: limit.as_deref() };
+                self.set(&name, change).map(Response::from)
+            }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
             }
@@ -520,6 +527,7 @@ impl ControlPlane {
             pid: std::process::id(),
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
+            packing_cpu_ms: live.packing_cpu.as_millis() as u64,
             resident_bytes: own.resident_bytes,
             metadata_trouble,
             days_to_full: self.days_to_full(&live.nodes, &volumes),
@@ -586,15 +594,24 @@ impl ControlPlane {
         Ok(info)
     }
 
-    fn create(
-        &self,
-        name: &str,
-        (size_bytes, layout, tiers): (u64, &str, Tiers),
-        export: bool,
-        (is_fixed, checked_reads, limit): (bool, bool, Option<&str>),
-        key: Option<&KeySource>,
-    ) -> Result<VolumeInfo> {
-        let limit = limit.map(limits::parse).transpose()?.flatten();
+    fn create(&self, request: Request) -> Result<VolumeInfo> {
+        let Request::VolumeCreate {
+            name,
+            size_bytes,
+            layout,
+            export,
+            fixed: is_fixed,
+            checked_reads,
+            compression,
+            tiers,
+            key,
+            limit,
+        } = request
+        else {
+            bail!("this makes no volume");
+        };
+        let (name, layout, key) = (name.as_str(), layout.as_str(), key.as_ref());
+        let limit = limit.as_deref().map(limits::parse).transpose()?.flatten();
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
         tiers.check(layout, size_bytes)?;
@@ -602,7 +619,10 @@ impl ControlPlane {
         let left_bytes = owned_bytes(size_bytes);
         self.drop_orphan(name)?;
         let reservation = is_fixed.then_some(Reservation { base_bytes: 0, left_bytes });
-        let settings = (Settings { reservation, unchecked_reads: !checked_reads }, limit.as_deref());
+        let compression = compression.unwrap_or_default();
+        self.check_compression(name, compression, key.is_some())?;
+        let settings = Settings { reservation, unchecked_reads: !checked_reads, compression };
+        let settings = (settings, limit.as_deref());
         let key = key.map(NewKey::make).transpose()?;
         let what = (size_bytes, layout, tiers);
         let make = |reserving: Option<&Reserving>| self.catalog.create(name, what, settings, key.as_ref(), reserving);
@@ -638,16 +658,11 @@ impl ControlPlane {
         }
     }
 
-    fn set(
-        &self,
-        name: &str,
-        (layout, tiers): (Option<&str>, Option<Tiers>),
-        (fixed, checked_reads): (Option<bool>, Option<bool>),
-        limit: Option<&str>,
-    ) -> Result<VolumeInfo> {
+    fn set(&self, name: &str, change: ToSet<'_>) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
+        let ToSet { layout, fixed, checked_reads, compression, tiers, limit } = change;
         let limit = limit.map(limits::parse).transpose()?;
-        let is_its_own = layout.is_none() && tiers.is_none() && fixed.is_none() && checked_reads.is_none();
+        let is_its_own = ToSet { limit: None, ..change } == ToSet::default();
         if entry.clone.is_some() && !is_its_own {
             refuse!(
                 Code::State,
@@ -657,6 +672,14 @@ impl ControlPlane {
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
+        let compression = compression.filter(|compression| *compression != entry.settings.compression);
+        if let Some(compression) = compression {
+            self.check_compression(name, compression, root.key_id.is_some())?;
+            if compression != Compression::Off {
+                let features = root.features.clone().with(Feature::Packed);
+                self.catalog.check_can_serve(&Root { features, ..root.clone() })?;
+            }
+        }
         let becomes = (layout.unwrap_or(root.layout), tiers.unwrap_or(root.tiers));
         if becomes != (root.layout, root.tiers) {
             becomes.1.check(becomes.0, entry.size_bytes())?;
@@ -670,6 +693,10 @@ impl ControlPlane {
         if let Some(tiers) = tiers {
             self.set_policy(name, Policy::Tiers(tiers))?;
         }
+        if let Some(compression) = compression {
+            self.set_policy(name, Policy::Compression(compression))?;
+            self.catalog.change_settings(root.volume, |settings| settings.compression = compression)?;
+        }
         if let Some(fixed) = fixed {
             self.set_provisioning(&self.catalog.find(name)?, fixed)?;
         }
@@ -681,6 +708,33 @@ impl ControlPlane {
             self.set_limit(&entry, limit.as_deref())?;
         }
         self.show(name)
+    }
+
+    /// Refuses what nodes of an older release, or the way the volume is kept, leave no room for.
+    fn check_compression(&self, name: &str, compression: Compression, is_encrypted: bool) -> Result<()> {
+        if compression == Compression::Off {
+            return Ok(());
+        }
+        if is_encrypted {
+            refuse!(
+                Code::State,
+                "volume {name} is encrypted, and this release packs none of these; leave --compress out"
+            );
+        }
+        let nodes = self.live()?.nodes;
+        let old: Vec<String> = nodes
+            .iter()
+            .filter(|node| node.wire.is_some_and(|wire| wire < PACKED_SINCE))
+            .map(|node| node.id.to_string())
+            .collect();
+        if !old.is_empty() {
+            refuse!(
+                Code::State,
+                "nodes of an older release would refuse packed blocks: {}. Bring these to this host's, then try again",
+                old.join(", ")
+            );
+        }
+        Ok(())
     }
 
     /// Whether nodes have devices enough of the classes of media that tiers name.
@@ -1059,6 +1113,7 @@ impl ControlPlane {
             provisioning: provisioning_of(reservation.is_some()),
             set_aside_bytes: reservation.map_or(0, |reservation| reservation.set_aside_bytes()),
             integrity: integrity_of(!entry.settings.unchecked_reads),
+            compression: entry.settings.compression.to_string(),
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
             protected: entry.protected,

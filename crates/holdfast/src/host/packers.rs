@@ -8,11 +8,12 @@ use holdfast_format::packing::Codec;
 use holdfast_host::Call;
 use holdfast_runtime::Waker;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
-use holdfast_volume::{PackedPayload, pack_blocks};
+use holdfast_volume::{NotPacked, PackedPayload, pack_blocks};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 /// Blocks that wait for a worker: beyond that they are written as they are.
 const WAITING_BYTES_MAX: usize = 8 << 20;
@@ -23,47 +24,65 @@ const ENDS_MAX: usize = 1 << 16;
 /// Of the thread.
 const NICE: i32 = 10;
 
-type Packed = (Call, Option<PackedPayload>);
+type Packed = (Call, Result<PackedPayload, NotPacked>);
 
 /// A reactor's way to the worker, which is started with the first blocks.
 pub struct Packers {
     worker: Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>>,
-    waiting_bytes: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
     ends: Sender<Packed>,
     pub packed: Receiver<Packed>,
+}
+
+/// What a reactor and its worker tell each other beside blocks.
+#[derive(Default)]
+struct Shared {
+    waiting_bytes: AtomicUsize,
+    cpu_us: AtomicU64,
 }
 
 impl Packers {
     pub fn new(waker: Waker) -> Packers {
         let (ends, packed) = mailbox::mailbox(waker, ENDS_MAX);
-        Packers { worker: None, waiting_bytes: Arc::default(), ends, packed }
+        Packers { worker: None, shared: Arc::default(), ends, packed }
+    }
+
+    /// CPU time of the worker so far.
+    pub fn cpu(&self) -> Duration {
+        Duration::from_micros(self.shared.cpu_us.load(Ordering::Relaxed))
     }
 
     /// Has the blocks packed. Where nobody can they stay as they are, and that is told.
     pub fn pack(&mut self, call: Call, codec: Codec, blocks: Vec<Buf>) {
         let bytes = total_len(&blocks);
-        let has_room = self.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX;
+        let has_room = self.shared.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX;
         if self.worker.is_none() {
-            self.worker = start(Arc::clone(&self.waiting_bytes), self.ends.clone());
+            self.worker = start(Arc::clone(&self.shared), self.ends.clone());
         }
         if let Some(worker) = self.worker.as_ref().filter(|_| has_room) {
-            self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.shared.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
             if worker.send((call, codec, blocks)).is_ok() {
                 return;
             }
         }
         // The mailbox is larger than what can be asked for.
-        let _ = self.ends.post((call, None));
+        let _ = self.ends.post((call, Err(NotPacked::NotTried)));
     }
 }
 
-fn start(waiting_bytes: Arc<AtomicUsize>, ends: Sender<Packed>) -> Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>> {
+fn cpu_of_thread() -> Duration {
+    let of = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(of.tv_sec as u64, of.tv_nsec as u32)
+}
+
+fn start(shared: Arc<Shared>, ends: Sender<Packed>) -> Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>> {
     let (worker, work) = mpsc::channel::<(Call, Codec, Vec<Buf>)>();
     let run = move || {
         let _ = rustix::process::nice(NICE);
         for (call, codec, blocks) in work {
             let packed = pack_blocks(codec, &blocks);
-            waiting_bytes.fetch_sub(total_len(&blocks), Ordering::Relaxed);
+            shared.waiting_bytes.fetch_sub(total_len(&blocks), Ordering::Relaxed);
+            shared.cpu_us.store(cpu_of_thread().as_micros() as u64, Ordering::Relaxed);
             if ends.post((call, packed)).is_err() {
                 return;
             }

@@ -53,7 +53,7 @@ impl ControlPlane {
         }
         let layout = origin.root.layout;
         let key = self.keys.for_dependent(&origin)?;
-        let begun = self.catalog.begin_separate(name, layout, origin.settings.unchecked_reads, key.as_ref())?;
+        let begun = self.catalog.begin_separate(name, &origin, key.as_ref())?;
         let made = self.inherit_access(&origin, begun.volume);
         let made = made.and_then(|()| self.create_dependent((volume, snapshot), &begun, name, size_bytes));
         if let Err(error) = made.and_then(|root| self.catalog.finish_separate(&begun, &root)) {

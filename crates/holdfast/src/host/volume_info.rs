@@ -80,6 +80,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         provisioning: Provisioning::Thin,
         set_aside_bytes: 0,
         integrity: integrity_of(controller.checks_reads()),
+        compression: controller.compression().to_string(),
         encrypted: controller.is_encrypted(),
         exported: volume.is_exported(),
         protected: false,

@@ -108,7 +108,7 @@ fn run_one(seed: u64, arguments: &Arguments, mutation: Option<&mutations::Mutati
 fn print_sums(outcomes: &[(u64, Outcome)]) {
     let sum = |f: fn(&Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
-        "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}), folds {}, \
+        "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}, packed later {}), folds {}, \
          audits {}, shards rebuilt {}, encryptions {}, cache hits {}, blocks read ahead {}",
         sum(|o| o.events),
         sum(|o| o.answered),
@@ -118,6 +118,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
         sum(|o| o.rolls),
         sum(|o| o.segments_written),
         sum(|o| o.segments_cleaned),
+        sum(|o| o.repacked_bytes.div_ceil(1 << 16)),
         sum(|o| o.folds),
         sum(|o| o.audits),
         sum(|o| o.shards_rebuilt),

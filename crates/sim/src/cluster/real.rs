@@ -197,7 +197,7 @@ impl Grid {
         let record = self.hosts[host].view.get(&root_key(volume))?;
         let root = Root::decode(&record.value).ok()?;
         let only_from = Some(root.epoch).filter(|_| !self.plan.mistakes.claims_whatever);
-        Some(OpenSpec { only_from, ..OpenSpec::of(&root, true, None) })
+        Some(OpenSpec { only_from, ..OpenSpec::of(&root, true, Default::default(), None) })
     }
 
     /// Tells the host what it offers with others, if that has changed.

@@ -16,14 +16,14 @@ use crate::api::Out;
 use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place, Stored};
 use crate::peers::Purpose;
 use crate::segment::fetch::FetchError;
-use crate::segment::named::granules_of;
+use crate::segment::named::{bytes_of, granules_of};
 use crate::segment::units::{UnitWriter, Units, cut};
-use crate::segment::writer::{JobKind, Work};
+use crate::segment::writer::{Aim, JobKind, Work};
 use crate::segment::{Kind, Named, SegmentInfo};
 use crate::space::{DEAD_PER_MILLE_MIN, Need, Room};
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Key};
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::{StoredLength, StoredLengths};
+use holdfast_format::packing::{Codec, StoredLength, StoredLengths, Unit};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::tier::Tiers;
@@ -52,6 +52,9 @@ const PASSES_NEAR_CALM: u64 = 2;
 /// Blocks of the volume that a segment may hold, in payloads: what packs very well would have an index and a commit
 /// record without bound.
 const UNITS_A_PAYLOAD: u64 = 4;
+
+/// Blocks are packed anew where that saves one part in so many.
+const WORTH_PART: u64 = 8;
 
 /// Pieces that are read at a time. What was written at random is moved in a thousand of them: guests' requests wait
 /// behind these few.
@@ -109,11 +112,27 @@ impl Move {
         }
     }
 
-    fn source(&self) -> Source {
-        match self.stored {
+    fn stored_bytes(&self) -> u64 {
+        bytes_of(self.stored.named(self.crcs.as_slice().len() as u64).size)
+    }
+
+    /// As one that is moved as it lies.
+    fn extent(&self) -> CommitExtent {
+        let source = match self.stored {
             Stored::Plain { block } => Source::Segment { segment: self.segment, block },
             Stored::Packed { granule, .. } => Source::Packed { segment: self.segment, granule },
-        }
+        };
+        CommitExtent { key: Key(self.key), blocks: self.crcs.as_slice().len() as u32, source }
+    }
+
+    /// As one whose units become others: where each was, the lengths of the new ones don't tell.
+    fn extents_apart(&self) -> Vec<CommitExtent> {
+        let Stored::Packed { granule, lengths } = &self.stored else { return vec![self.extent()] };
+        let of_unit = |(offset, unit): (usize, Unit)| {
+            let source = Source::Packed { segment: self.segment, granule: unit.start };
+            CommitExtent { key: Key(self.key + offset as u64), blocks: 1, source }
+        };
+        lengths.units_after(*granule).enumerate().map(of_unit).collect()
     }
 }
 
@@ -156,6 +175,8 @@ pub(crate) enum Header {
     Unreadable(Option<(SegmentNo, u8)>),
     /// All indexes are there.
     All,
+    /// Too few blocks are of those that this codec may make smaller.
+    NotWorth(Codec),
 }
 
 /// A piece of a victim that is to be fetched.
@@ -167,6 +188,8 @@ pub(crate) struct CleanRead {
     pub(crate) run: (u32, u32),
     pub(crate) crcs: Crcs,
     pub(crate) units: Option<Units>,
+    /// The blocks are wanted, and not the units that they are stored as.
+    pub(crate) opened: bool,
 }
 
 /// What a piece that was read comes to.
@@ -207,8 +230,7 @@ struct Pass {
     pending: usize,
     failed: bool,
     unreadable: BTreeSet<SegmentNo>,
-    /// Its victims leave the first tier.
-    rotates: bool,
+    aim: Aim,
 }
 
 /// A piece that is moved.
@@ -216,12 +238,30 @@ struct Pass {
 struct Part {
     /// From there.
     segment: SegmentNo,
-    /// Of its units, where they are packed.
+    /// Of its units, where it is moved as these.
     lengths: Option<StoredLengths>,
     bytes: Option<Buf>,
 }
 
 impl Pass {
+    /// Whether that codec may make an eighth of the victims' blocks smaller, as far as their indexes tell: where it was at
+    /// work before, what is raw stays so.
+    fn is_worth_packing_by(&self, codec: Codec) -> bool {
+        let (mut all, mut may_shrink) = (0, 0);
+        for index in self.victims.iter().filter_map(|victim| victim.index.as_ref()) {
+            let blocks: u64 = index.extents.iter().map(|extent| u64::from(extent.blocks)).sum();
+            all += blocks;
+            may_shrink += index.lengths.as_ref().map_or(blocks, |lengths| {
+                let of = |wanted: fn(Codec, Codec) -> bool| {
+                    lengths.iter().filter(|length| wanted(length.codec(), codec)).count() as u64
+                };
+                let (raw, done) = (of(|of, _| of == Codec::Raw), of(|of, codec| of >= codec));
+                if done > 0 { blocks - done - raw } else { blocks }
+            });
+        }
+        may_shrink * WORTH_PART >= all
+    }
+
     /// Looks up the next extent, and tells how many runs the map has for it.
     fn look_up(&mut self, map: &mut Map) -> usize {
         let At { victim, extent, block, end, .. } = self.at;
@@ -544,8 +584,8 @@ impl Cleaner {
     // ---- a pass ----
 
     /// Begins to clean these.
-    pub(crate) fn begin_pass(&mut self, around: &mut Around<'_>, victims: Vec<SegmentNo>, rotates: bool, out: Out) {
-        self.rotated = rotates;
+    pub(crate) fn begin_pass(&mut self, around: &mut Around<'_>, victims: Vec<SegmentNo>, aim: Aim, out: Out) {
+        self.rotated = aim == Aim::Rotation;
         self.has_passed_since_fold = true;
         let id = self.next_id;
         self.next_id += 1;
@@ -564,7 +604,7 @@ impl Cleaner {
             pending: count,
             failed: false,
             unreadable: BTreeSet::new(),
-            rotates,
+            aim,
         });
         for at in 0..count {
             self.ask_header(around, id, at, out);
@@ -617,7 +657,11 @@ impl Cleaner {
         let pass = self.pass.as_mut().expect("checked");
         pass.victims[at].index = Some(Index { extents, lengths: packed.map(|packed| packed.lengths) });
         pass.pending -= 1;
-        if pass.pending == 0 { Header::All } else { Header::Nothing }
+        match pass.aim {
+            _ if pass.pending > 0 => Header::Nothing,
+            Aim::Packing(codec) if !pass.is_worth_packing_by(codec) => Header::NotWorth(codec),
+            _ => Header::All,
+        }
     }
 
     /// Looks up which of the victims' blocks the map still names, to the end of the extent with which `runs` come to
@@ -688,8 +732,9 @@ impl Cleaner {
             // Of what is damaged in several places, each block may be there, but not several at once.
             let apart = repairer.is_stuck(at.segment);
             let (parts, unread) = (&mut pass.parts, &mut pass.unread);
+            let as_units = !matches!(pass.aim, Aim::Packing(_));
             cut(&geometry, &at.stored, &at.crcs, apart, |run, crcs, units| {
-                let lengths = units.as_ref().map(|units| units.lengths().clone());
+                let lengths = units.as_ref().filter(|_| as_units).map(|units| units.lengths().clone());
                 unread.push_back(Unread { part: parts.len() as u32, run, crcs, units });
                 parts.push(Part { segment: at.segment, lengths, bytes: None });
             });
@@ -701,7 +746,8 @@ impl Cleaner {
         let pass = self.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD)?;
         let Unread { part, run, crcs, units } = pass.unread.pop_front()?;
         pass.pending += 1;
-        Some(CleanRead { pass: pass.id, part, segment: pass.parts[part as usize].segment, run, crcs, units })
+        let (segment, opened) = (pass.parts[part as usize].segment, matches!(pass.aim, Aim::Packing(_)));
+        Some(CleanRead { pass: pass.id, part, segment, run, crcs, units, opened })
     }
 
     /// A piece was read: what follows.
@@ -739,12 +785,19 @@ impl Cleaner {
     /// What lives, as a new segment.
     fn written(&mut self) -> Work {
         let pass = self.pass.as_mut().expect("a pass under way");
-        let kind = JobKind::Clean { rotates: pass.rotates };
-        let mut work = Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new(), packed: None };
+        let (kind, as_units) = (JobKind::Clean { aim: pass.aim }, !matches!(pass.aim, Aim::Packing(_)));
+        let mut work = Work::new(kind);
         for at in &pass.moves {
-            let crcs = at.crcs.as_slice();
-            work.extents.push(CommitExtent { key: Key(at.key), blocks: crcs.len() as u32, source: at.source() });
-            work.crcs.extend_from_slice(crcs);
+            work.crcs.extend_from_slice(at.crcs.as_slice());
+            if as_units {
+                work.extents.push(at.extent());
+            } else {
+                work.extents.extend(at.extents_apart());
+            }
+        }
+        if !as_units {
+            let stored_bytes: u64 = pass.moves.iter().map(Move::stored_bytes).sum();
+            work.worth_bytes = Some(stored_bytes - stored_bytes / WORTH_PART);
         }
         let read = |part: &mut Part| part.bytes.take().expect("all parts are there");
         if pass.parts.iter().all(|part| part.lengths.is_none()) {
@@ -769,18 +822,20 @@ impl Cleaner {
         let pass = self.pass.take().expect("a pass was written");
         self.emptied.extend(pass.victims.iter().map(|v| v.no));
         around.counters.segments_cleaned += pass.victims.len() as u64;
-        around.counters.cleaned_bytes += blocks * BLOCK_BYTES as u64;
+        let cleaned_bytes = blocks * BLOCK_BYTES as u64;
+        around.counters.cleaned_bytes += cleaned_bytes;
+        around.counters.repacked_bytes += if matches!(pass.aim, Aim::Packing(_)) { cleaned_bytes } else { 0 };
         self.owed_bytes += bytes;
-        let need = if pass.rotates { Some(Need::Choice) } else { self.recodes };
+        let need = if pass.aim == Aim::Room { self.recodes } else { Some(Need::Choice) };
         if let Some(need) = need {
             around.charge_moved(bytes, need);
         }
         around.wants.free = true;
         around.wants.fold |= !around.map.knows_all_shadowed();
         Cleaned {
-            rotated: pass.rotates.then(|| pass.victims.iter().map(|v| v.no).collect()),
+            rotated: (pass.aim == Aim::Rotation).then(|| pass.victims.iter().map(|v| v.no).collect()),
             // The next is not put off to the next tick.
-            goes_on: pass.rotates || self.recodes.is_some() && !self.found.is_empty(),
+            goes_on: pass.aim != Aim::Room || self.recodes.is_some() && !self.found.is_empty(),
         }
     }
 
@@ -791,6 +846,15 @@ impl Cleaner {
         self.search = None;
         self.searched_at = around.basis.now + REFUSED_PAUSE;
         around.wants.fold = true;
+    }
+
+    /// The victims stay as they are, since they would take as much elsewhere: these.
+    pub(crate) fn on_not_worth(&mut self, around: &mut Around<'_>) -> Vec<SegmentNo> {
+        let victims = self.pass.iter().flat_map(|pass| &pass.victims).map(|victim| victim.no).collect();
+        let read_bytes: u64 = self.pass.iter().flat_map(|pass| &pass.moves).map(Move::stored_bytes).sum();
+        around.charge_moved(read_bytes, Need::Choice);
+        self.give_up_pass(around);
+        victims
     }
 
     fn give_up_pass(&mut self, around: &mut Around<'_>) {
@@ -848,7 +912,7 @@ mod tests {
         let repairer = Repairer::default();
         let victims = rig.with(|around, _| cleaner.take_dead(around, &repairer));
         assert_eq!(victims, [no(1, 1)]);
-        rig.with(|around, out| cleaner.begin_pass(around, victims, false, out));
+        rig.with(|around, out| cleaner.begin_pass(around, victims, Aim::Room, out));
         cleaner.verify();
         let asked = sent(&mut rig.out);
         let call = rig.peers.on_answer(rig.basis.now, asked[0].0, asked[0].1).expect("it is waited for");
@@ -917,7 +981,7 @@ mod tests {
             let mut rig = rig();
             let mut cleaner = Cleaner::default();
             rig.segments = std::mem::take(&mut kept.segments);
-            rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1)], false, out));
+            rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1)], Aim::Room, out));
             let pass = cleaner.pass.as_mut().expect("it has begun");
             pass.victims[0].index = Some(Index { extents: (0..300).map(extent_of).collect(), lengths: None });
             let (mut slices, mut asked) = (0, Vec::new());
@@ -940,7 +1004,7 @@ mod tests {
                 }
             }
             let pass = cleaner.pass.as_ref().expect("it is under way");
-            (slices, asked, pass.moves.iter().map(|at| (at.key, at.source())).collect::<Vec<_>>())
+            (slices, asked, pass.moves.iter().map(|at| (at.key, at.extent().source)).collect::<Vec<_>>())
         };
         let source = |at| Source::Segment { segment: no(1, 1), block: at as u32 };
         let expected: Vec<_> = (0..300).filter(|at| at % 3 > 0).map(|at| (at * 256, source(at))).collect();
@@ -980,7 +1044,7 @@ mod tests {
     #[test]
     fn blocks_that_are_moved_with_units_do_not_lie_between_them() {
         let (mut rig, mut cleaner) = (rig(), Cleaner::default());
-        rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1), no(1, 2)], false, out));
+        rig.with(|around, out| cleaner.begin_pass(around, vec![no(1, 1), no(1, 2)], Aim::Room, out));
         let pass = cleaner.pass.as_mut().expect("it has begun");
         (pass.pending, pass.moves) = (0, Vec::new());
         let length = StoredLength::compressed(Codec::Lz4, 30);

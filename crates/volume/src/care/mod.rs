@@ -7,6 +7,7 @@ mod audit;
 mod cleaner;
 mod inventory;
 mod moves;
+mod repack;
 mod repair;
 mod scrub;
 mod shares;
@@ -16,6 +17,7 @@ pub(crate) use audit::{Audit, Walk, Walked, Wrong};
 pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, Looked, Read, VICTIMS_MAX, blocks_max};
 pub(crate) use inventory::ledger_inventory;
 pub(crate) use moves::Mover;
+pub(crate) use repack::Repacker;
 pub(crate) use repair::{Made, Repairer};
 pub(crate) use scrub::Scrubber;
 pub use shares::Shares;
@@ -40,6 +42,7 @@ pub(crate) struct Care {
     pub(crate) mover: Mover,
     pub(crate) scrubber: Scrubber,
     pub(crate) audit: Audit,
+    pub(crate) repacker: Repacker,
 }
 
 impl Care {
@@ -65,7 +68,8 @@ impl Care {
 
     /// Nothing is under way or waits, but what has a deadline.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.cleaner.is_at_rest() && self.repairer.is_at_rest() && self.mover.is_at_rest() && !self.audit.is_at_work()
+        let is_walking = self.audit.is_at_work() || !self.repacker.is_at_rest();
+        self.cleaner.is_at_rest() && self.repairer.is_at_rest() && self.mover.is_at_rest() && !is_walking
     }
 
     /// Asserts what must hold between events (tests and the simulator).

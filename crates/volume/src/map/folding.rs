@@ -180,7 +180,7 @@ impl Payload {
         let full = self.crcs.len() * BLOCK_BYTES;
         self.crcs.extend(block_crcs(&self.bytes[full..len]));
         let payload = self.bytes.freeze().slice(0..len);
-        Work { kind: JobKind::Leaves, extents: Vec::new(), payload: vec![payload], crcs: self.crcs, packed: None }
+        Work { payload: vec![payload], crcs: self.crcs, ..Work::new(JobKind::Leaves) }
     }
 }
 

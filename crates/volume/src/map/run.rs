@@ -161,7 +161,7 @@ pub(crate) struct Packed {
 
 impl Packed {
     pub(crate) fn into_work(self, kind: JobKind) -> Work {
-        Work { kind, extents: Vec::new(), payload: self.payload, crcs: self.crcs, packed: None }
+        Work { payload: self.payload, crcs: self.crcs, ..Work::new(kind) }
     }
 
     /// The bytes of the parts.

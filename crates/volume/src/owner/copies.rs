@@ -71,6 +71,7 @@ fn is_copied(change: Change, old: Option<&Root>, new: &Root) -> bool {
         | Change::Resize
         | Change::Layout
         | Change::Tiers
+        | Change::Compression(_)
         | Change::Dependent
         | Change::Unname => true,
     }

@@ -848,6 +848,7 @@ impl Controller {
         self.basis.opened_at = self.basis.now;
         self.shared.on_serving(&self.basis);
         self.set_state(State::Open, out);
+        self.survey.begin(&self.basis);
         let entries = self.log.len() as u64;
         let notice =
             Notice::Recovered { epoch: self.epoch(), last: opening.end, entries, reappended: opening.reappended };

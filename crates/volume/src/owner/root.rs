@@ -19,6 +19,7 @@ use holdfast_format::FormatError;
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::meta::export_key;
+use holdfast_format::packing::Compression;
 use holdfast_format::record::Record;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::tier::Tiers;
@@ -65,6 +66,8 @@ pub(crate) enum Change {
     Resize,
     Layout,
     Tiers,
+    /// Blocks may be packed from here on, and are, in this way.
+    Compression(Compression),
     /// Name a volume that is being made of this one.
     Dependent,
     /// Such a volume is gone.
@@ -141,7 +144,7 @@ impl RootWriter {
     }
 }
 
-/// Changes of size, layout and tiers that were asked for.
+/// Changes of size, layout, tiers and compression that were asked for.
 ///
 /// What lies beyond the end reads as zeroes if the volume ever reaches there again: the end is discarded when it is cut
 /// off, when an opening finds something behind it (its predecessor died in between), and before a volume grows over it.
@@ -151,13 +154,16 @@ pub(crate) struct Resizer {
     wanted_bytes: Option<u64>,
     wanted_layout: Option<Layout>,
     pub(crate) wanted_tiers: Option<Tiers>,
+    pub(crate) wanted_compression: Option<Compression>,
     /// The discard that a growing volume waits for.
     cutting: Option<Lsn>,
 }
 
 impl Resizer {
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted_bytes.is_some() || self.wanted_layout.is_some() || self.wanted_tiers.is_some()
+        let is_policy_wanted =
+            self.wanted_layout.is_some() || self.wanted_tiers.is_some() || self.wanted_compression.is_some();
+        self.wanted_bytes.is_some() || is_policy_wanted
     }
 }
 
@@ -292,6 +298,7 @@ impl Controller {
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
             }
             Change::Tiers => out.push(Effect::Notice(Notice::TiersSet { tiers: self.root().tiers })),
+            Change::Compression(compression) => self.compress(compression, out),
             Change::Resize => {
                 self.cut_off_end(out);
                 out.push(Effect::Notice(Notice::Resized { size_bytes: self.root().size_bytes }));
@@ -428,7 +435,7 @@ impl Controller {
         root
     }
 
-    // ---- size, layout and tiers ----
+    // ---- size, layout, tiers and compression ----
 
     pub(crate) fn on_resize(&mut self, size_bytes: u64) {
         self.resizer.wanted_bytes = Some(size_bytes);
@@ -449,6 +456,14 @@ impl Controller {
         if let Some(tiers) = self.resizer.wanted_tiers.take() {
             let root = Root { tiers, ..self.root().clone() };
             return self.swap_root(root, Change::Tiers, out);
+        }
+        if let Some(compression) = self.resizer.wanted_compression.take() {
+            let features = self.root().features.clone();
+            if compression == Compression::Off || features.has(Feature::Packed) {
+                return self.compress(compression, out);
+            }
+            let root = Root { features: features.with(Feature::Packed), ..self.root().clone() };
+            return self.swap_root(root, Change::Compression(compression), out);
         }
         let Some(size_bytes) = self.resizer.wanted_bytes else { return };
         if self.resizer.cutting.is_some_and(|lsn| lsn > self.log.completed) {

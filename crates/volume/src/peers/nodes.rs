@@ -245,6 +245,11 @@ impl Peers {
         self.nodes.get(&id).is_some_and(|n| n.version >= request.since())
     }
 
+    /// Whether all nodes that are there speak that version of the messages.
+    pub(crate) fn all_speak(&self, version: u32) -> bool {
+        self.nodes.values().all(|node| !node.up || node.version >= version)
+    }
+
     pub(crate) fn is_usable(&self, id: NodeId) -> bool {
         self.nodes.get(&id).is_some_and(|n| n.is_usable())
     }

@@ -137,13 +137,9 @@ impl Destager {
 
 fn work_of(entries: Vec<Lsn>, mut extents: Vec<Extent>) -> Work {
     extents.sort_by_key(|e| e.key);
-    let mut work = Work {
-        kind: JobKind::Destage { entries },
-        extents: Vec::with_capacity(extents.len()),
-        payload: Vec::with_capacity(extents.len()),
-        crcs: Vec::new(),
-        packed: None,
-    };
+    let mut work = Work::new(JobKind::Destage { entries });
+    work.extents.reserve(extents.len());
+    work.payload.reserve(extents.len());
     for Extent { key, blocks, lsn, data, crcs } in extents {
         work.extents.push(CommitExtent { key: Key(key), blocks: blocks as u32, source: Source::Log(lsn) });
         work.payload.push(data);

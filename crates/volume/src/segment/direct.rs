@@ -133,7 +133,7 @@ impl DirectWrites {
             payload.push(piece.data);
             writes.push((piece.op, piece.key, u64::from(blocks)));
         }
-        Some(Work { kind: JobKind::Direct { writes }, extents, payload, crcs, packed: None })
+        Some(Work { extents, payload, crcs, ..Work::new(JobKind::Direct { writes }) })
     }
 
     /// A segment of these runs is on its way no more.

@@ -34,8 +34,8 @@ pub(crate) enum Recipient {
     Leaves { span: u64, part: u32 },
     /// A run of the checkpoint that is being loaded: piece `part` of run `at`.
     Run { at: usize, part: u32 },
-    /// Live data of a cleaner job: piece `part`.
-    Clean { job: u64, part: u32 },
+    /// Live data of a cleaner job: piece `part`. Units as they lie, or the blocks that they are.
+    Clean { job: u64, part: u32, opened: bool },
     /// Another fetch, of several blocks, which can't be had together: its block `at`.
     Block { of: Token, at: u32 },
 }
@@ -48,7 +48,7 @@ impl Recipient {
 
     /// It gets units, one behind the other, and not the blocks that they are.
     fn moves(&self) -> bool {
-        matches!(self, Recipient::Clean { .. })
+        matches!(self, Recipient::Clean { opened: false, .. })
     }
 }
 

@@ -3,13 +3,16 @@
 //! The log never waits for a codec: what is not packed within `PACKING_MAX`, or is on its way when the log
 //! fills or the volume closes, is written as it is.
 
-use super::units::PackedPayload;
-use super::writer::{JobKind, Work};
-use crate::api::State;
+use super::units::{NotPacked, PackedPayload};
+use super::writer::{Aim, JobKind, Work};
+use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
-use holdfast_base::Token;
+use crate::space::Need;
+use holdfast_base::{Lsn, Token};
 use holdfast_format::features::Feature;
-use holdfast_format::packing::Codec;
+use holdfast_format::packing::{Codec, Compression};
+use holdfast_format::record::SegmentNo;
+use holdfast_format::wire::PACKED_SINCE;
 
 impl Controller {
     /// Writes a segment, once it is packed where it is to be.
@@ -19,15 +22,70 @@ impl Controller {
         }
         match self.codec_of(&work) {
             Some(codec) => self.writer.start_packing(&self.basis, work, codec, out),
+            None if work.worth_bytes.is_some() => self.on_not_worth(None),
             None => self.drive_writer(out, |writer, around, out| writer.start(around, work, out)),
         }
     }
 
-    /// Data that leave the log of a volume whose blocks are packed. Encrypted volumes have none yet.
+    /// What follows is packed so. The root has the feature for it.
+    pub(crate) fn compress(&mut self, compression: Compression, out: Out) {
+        self.basis.config.compression = compression;
+        out.push(Effect::Notice(Notice::CompressionSet { compression }));
+    }
+
+    pub fn compression(&self) -> Compression {
+        self.basis.config.compression
+    }
+
+    /// Whether blocks are packed here: a node of an older release would refuse them. Encrypted volumes have none yet.
+    pub(crate) fn packs(&self) -> bool {
+        self.basis.config.compression != Compression::Off
+            && self.root().features.has(Feature::Packed)
+            && self.basis.config.key.is_none()
+            && self.peers.all_speak(PACKED_SINCE)
+    }
+
+    /// Data that leave the log are packed by what is fast; what is moved, and is not packed yet, by what the volume is to
+    /// have. Bulk writes are not: their client waits for them.
     fn codec_of(&self, work: &Work) -> Option<Codec> {
-        let packs = self.root().features.has(Feature::Packed) && self.basis.config.key.is_none();
-        let is_destaged = matches!(work.kind, JobKind::Destage { .. });
-        (packs && is_destaged && !self.is_pressed()).then_some(Codec::Lz4)
+        let codec = match (&work.kind, self.basis.config.compression) {
+            (JobKind::Clean { aim: Aim::Packing(codec) }, _) => *codec,
+            // What dies soon does not pay for it.
+            (JobKind::Destage { entries }, Compression::Auto) if self.is_hot(entries) => return None,
+            (JobKind::Destage { .. }, _) | (JobKind::Clean { .. }, Compression::Lz4) => Codec::Lz4,
+            (JobKind::Clean { .. }, _) => Codec::Zstd,
+            _ => return None,
+        };
+        (self.packs() && work.packed.is_none() && !self.is_pressed()).then_some(codec)
+    }
+
+    fn is_hot(&self, entries: &[Lsn]) -> bool {
+        entries.first().and_then(|lsn| self.log.get(*lsn)).is_some_and(|entry| entry.is_hot)
+    }
+
+    // ---- what is packed later ----
+
+    /// By what blocks are packed that were written as they are, or by what was fast, while that is in nobody's way.
+    pub(crate) fn packs_at_rest(&self) -> Option<Codec> {
+        let codec = match self.basis.config.compression {
+            Compression::Off => return None,
+            Compression::Lz4 => Codec::Lz4,
+            Compression::Auto => Codec::Zstd,
+        };
+        (self.packs() && !self.is_pressed() && self.may_move_data(Need::Choice)).then_some(codec)
+    }
+
+    pub(crate) fn take_unpacked(&mut self, codec: Codec) -> Vec<SegmentNo> {
+        let (care, around) = self.care();
+        care.repacker.take(&around, &care.cleaner, codec)
+    }
+
+    /// A pass that was to make blocks smaller ends: that codec does not, or nobody came to it.
+    pub(crate) fn on_not_worth(&mut self, codec: Option<Codec>) {
+        let (care, mut around) = self.care();
+        let victims = care.cleaner.on_not_worth(&mut around);
+        let Some(codec) = codec else { return care.repacker.rest(around.basis) };
+        victims.into_iter().for_each(|no| self.segments.note_tried(no, codec));
     }
 
     /// The log is to be emptied: half of it waits to be written, or three quarters with what is on its way, or the volume
@@ -39,7 +97,7 @@ impl Controller {
     }
 
     /// One who serves no more writes nothing of it.
-    pub(crate) fn on_packed(&mut self, job: Token, packed: Option<PackedPayload>, out: Out) {
+    pub(crate) fn on_packed(&mut self, job: Token, packed: Result<PackedPayload, NotPacked>, out: Out) {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
         }

@@ -10,7 +10,7 @@ use crate::api::SpaceUse;
 use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::BLOCK_GRANULES;
+use holdfast_format::packing::{BLOCK_GRANULES, Codec};
 use holdfast_format::record::SegmentNo;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,13 +42,15 @@ pub(crate) struct SegmentInfo {
     pub(crate) born: u64,
     /// Where in the volume the middle of its data lies, by key: what lies near is cleaned together.
     pub(crate) middle: u64,
+    /// What was tried last to make its blocks smaller, since the volume was opened.
+    pub(crate) tried: Option<Codec>,
 }
 
 impl SegmentInfo {
     /// One of which nothing is named yet.
     pub(crate) fn new(kind: Kind, geometry: Geometry, homes: Vec<Leg>) -> SegmentInfo {
         let (live, shadowed) = (Named::NOTHING, Named::NOTHING);
-        SegmentInfo { kind, geometry, homes, units: None, live, shadowed, kept: false, born: 0, middle: 0 }
+        SegmentInfo { kind, geometry, homes, units: None, live, shadowed, kept: false, born: 0, middle: 0, tried: None }
     }
 
     /// What its payload takes, with what lies between units.
@@ -97,9 +99,18 @@ impl SegmentInfo {
         let data_bytes = bytes_of(self.visible().size).min(capacity);
         let unseen = capacity - data_bytes;
         let (dead_bytes, kept_bytes) = if self.kept { (0, unseen) } else { (unseen, 0) };
-        // With what lies between units, as with what fills up stripes.
-        let redundancy_bytes = shards - capacity;
-        SpaceUse { data_bytes, dead_bytes, kept_bytes, redundancy_bytes, metadata_bytes: 0 }
+        let payload_bytes = self.payload_blocks() * BLOCK_BYTES as u64;
+        let shown_bytes = self.visible().blocks * BLOCK_BYTES as u64;
+        SpaceUse {
+            data_bytes,
+            dead_bytes,
+            kept_bytes,
+            padding_bytes: payload_bytes - capacity,
+            redundancy_bytes: shards - payload_bytes,
+            metadata_bytes: 0,
+            shown_bytes,
+            plain_bytes: if self.units.is_none() { shown_bytes } else { 0 },
+        }
     }
 
     /// Whether anybody names it.
@@ -153,8 +164,11 @@ impl Totals {
             (&mut to.data_bytes, of.data_bytes),
             (&mut to.dead_bytes, of.dead_bytes),
             (&mut to.kept_bytes, of.kept_bytes),
+            (&mut to.padding_bytes, of.padding_bytes),
             (&mut to.redundancy_bytes, of.redundancy_bytes),
             (&mut to.metadata_bytes, of.metadata_bytes),
+            (&mut to.shown_bytes, of.shown_bytes),
+            (&mut to.plain_bytes, of.plain_bytes),
         ] {
             change(to, of);
         }
@@ -486,6 +500,13 @@ impl Segments {
         is_new && self.change(no, |info| info.kept = kept)
     }
 
+    /// That codec was tried on its blocks. No checkpoint tells that.
+    pub(crate) fn note_tried(&mut self, no: SegmentNo, codec: Codec) {
+        if let Some(info) = self.segments.get_mut(&no) {
+            info.tried = Some(codec);
+        }
+    }
+
     pub(crate) fn any_kept(&self) -> bool {
         self.all.totals.kept > 0
     }
@@ -680,7 +701,7 @@ pub(crate) mod tests {
         let space = of(&table).space();
         assert_eq!((space.data_bytes, space.dead_bytes), (5936 * 64, 64 * 64));
         // Two copies of 100 blocks.
-        assert_eq!(space.data_bytes + space.dead_bytes + space.redundancy_bytes, 200 * 4096);
+        assert_eq!(space.data_bytes + space.dead_bytes + space.padding_bytes + space.redundancy_bytes, 200 * 4096);
         table.verify();
     }
 

@@ -162,21 +162,39 @@ impl UnitWriter {
     }
 }
 
-/// Packs blocks, raw where that saves too little; `None` where no block is made smaller. Each unit is opened again, and
-/// what does not give its block is stored raw.
-pub fn pack_blocks(codec: Codec, blocks: &[Buf]) -> Option<PackedPayload> {
+/// Why blocks were not packed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotPacked {
+    /// None is made smaller.
+    Incompressible,
+    /// Nobody tried: too much waited for that.
+    NotTried,
+}
+
+/// Packs blocks, raw where that saves too little. Each unit is opened again, and what does not give its block is stored
+/// raw.
+pub fn pack_blocks(codec: Codec, blocks: &[Buf]) -> Result<PackedPayload, NotPacked> {
+    pack_each(codec, blocks, |packer, block, unit| match packer.pack(codec, block) {
+        Packed::Raw => StoredLength::RAW,
+        Packed::Unit { length, bytes } => {
+            unit[..bytes.len()].copy_from_slice(bytes);
+            length
+        }
+    })
+}
+
+/// `made` puts the unit of a block in its place, and tells its length.
+fn pack_each(
+    codec: Codec,
+    blocks: &[Buf],
+    mut made: impl FnMut(&mut Packer, &[u8; BLOCK_BYTES], &mut [u8; BLOCK_BYTES]) -> StoredLength,
+) -> Result<PackedPayload, NotPacked> {
     let mut layout = UnitWriter::default();
     let mut saves = false;
     PACKER.with_borrow_mut(|packer| {
         for block in blocks.iter().flat_map(|buf| buf.as_chunks::<BLOCK_BYTES>().0) {
             let mut unit = [0; BLOCK_BYTES];
-            let length = match packer.pack(codec, block) {
-                Packed::Raw => StoredLength::RAW,
-                Packed::Unit { length, bytes } => {
-                    unit[..bytes.len()].copy_from_slice(bytes);
-                    length
-                }
-            };
+            let length = made(packer, block, &mut unit);
             let bytes = &unit[..length.granules() as usize * GRANULE_BYTES];
             if length != StoredLength::RAW && packer.open(codec, bytes).is_ok_and(|opened| opened == block) {
                 layout.push(length, bytes);
@@ -186,5 +204,59 @@ pub fn pack_blocks(codec: Codec, blocks: &[Buf]) -> Option<PackedPayload> {
             }
         }
     });
-    saves.then(|| layout.finish())
+    if saves { Ok(layout.finish()) } else { Err(NotPacked::Incompressible) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::Prng;
+
+    /// Blocks of letters, each begins with its number.
+    fn blocks(count: u64, prng: &mut Prng) -> Buf {
+        let mut bytes = vec![0; count as usize * BLOCK_BYTES];
+        prng.fill(&mut bytes);
+        for (number, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
+            block.iter_mut().for_each(|byte| *byte = b'a' + *byte % 3);
+            block[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        }
+        Buf::copy_from(&bytes)
+    }
+
+    #[test]
+    fn a_codec_that_returns_rubbish_costs_space_and_no_block() {
+        let mut prng = Prng::new(1);
+        let all = blocks(300, &mut prng);
+        for codec in [Codec::Lz4, Codec::Zstd] {
+            let (mut lies, mut last) = (0, [0; BLOCK_BYTES]);
+            let packed = pack_each(codec, std::slice::from_ref(&all), |packer, block, unit| {
+                let Packed::Unit { length, bytes } = packer.pack(codec, block) else {
+                    panic!("letters are made smaller")
+                };
+                unit[..bytes.len()].copy_from_slice(bytes);
+                let (whole, before) = (*unit, std::mem::replace(&mut last, *unit));
+                let said = match prng.below(6) {
+                    0 => StoredLength::compressed(codec, length.granules() - 1),
+                    1 => StoredLength::compressed(codec, (length.granules() + 1).min(64)),
+                    2 => {
+                        unit[prng.below(bytes.len() as u64) as usize] ^= 1 << prng.below(8);
+                        length
+                    }
+                    // What the block before this one became.
+                    3 => {
+                        *unit = before;
+                        length
+                    }
+                    _ => length,
+                };
+                lies += u32::from(said != length || *unit != whole);
+                said
+            });
+            let packed = packed.expect("some are told the truth of");
+            let units = Units { first: 0, lengths: packed.lengths.clone() };
+            assert!(units.open(&packed.bytes).is_some_and(|opened| *opened == *all), "{codec:?}: a block is another");
+            let raw = packed.lengths.iter().filter(|length| *length == StoredLength::RAW).count();
+            assert!(lies > 100 && (50..=lies as usize).contains(&raw), "{codec:?}: {raw} raw of {lies} lies");
+        }
+    }
 }

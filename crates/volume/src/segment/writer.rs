@@ -18,7 +18,7 @@ use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::direct::DirectRun;
 use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload};
 use crate::segment::shards::pieces_of;
-use crate::segment::units::PackedPayload;
+use crate::segment::units::{NotPacked, PackedPayload};
 use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
 use holdfast_base::buf::total_len;
@@ -40,6 +40,9 @@ const JOBS_MAX: usize = 1024;
 /// Blocks that were not packed by then are written as they are: the log does not wait for a codec.
 const PACKING_MAX: Duration = Duration::from_millis(50);
 
+/// What is moved only to be packed has so long.
+const REPACKING_MAX: Duration = Duration::from_secs(5);
+
 /// Up to about ten minutes, from 0.6 s on.
 const PUT_DOUBLINGS_MAX: usize = 10;
 
@@ -48,8 +51,8 @@ const PUT_DOUBLINGS_MAX: usize = 10;
 pub(crate) enum JobKind {
     /// Log entries leave the log.
     Destage { entries: Vec<Lsn> },
-    /// The cleaner moves what lives, out of mostly dead segments or out of the first tier.
-    Clean { rotates: bool },
+    /// The cleaner moves what lives.
+    Clean { aim: Aim },
     /// Bulk writes.
     Direct { writes: Vec<DirectRun> },
     /// Leaves of the map.
@@ -58,6 +61,17 @@ pub(crate) enum JobKind {
     Runs { part: usize },
     /// A part of the first checkpoint of another volume.
     Dependent { volume: VolumeId, epoch: Epoch, part: usize },
+}
+
+/// What the cleaner moves blocks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Aim {
+    /// Their segments are mostly dead, or are to be written in another layout or elsewhere.
+    Room,
+    /// They leave the first tier.
+    Rotation,
+    /// They are made smaller by that codec; what this does not, stays where it is.
+    Packing(Codec),
 }
 
 impl JobKind {
@@ -69,8 +83,8 @@ impl JobKind {
         match self {
             JobKind::Destage { .. } | JobKind::Direct { .. } => Keep::FromGuests,
             // What leaves a tier gives the other nothing back.
-            JobKind::Clean { rotates: true } => Keep::FromGuests,
-            JobKind::Clean { rotates: false } => Keep::FromCleaner,
+            JobKind::Clean { aim: Aim::Rotation } => Keep::FromGuests,
+            JobKind::Clean { .. } => Keep::FromCleaner,
             JobKind::Leaves | JobKind::Runs { .. } => Keep::Nothing,
             // What is refused leaves shards that nobody knows before the volume is deleted.
             JobKind::Dependent { .. } => Keep::FromCleaner,
@@ -88,9 +102,16 @@ pub(crate) struct Work {
     pub(crate) crcs: Vec<BlockCrc>,
     /// The same blocks, packed: written instead where that is less.
     pub(crate) packed: Option<PackedPayload>,
+    /// It is written only if that takes no more bytes.
+    pub(crate) worth_bytes: Option<u64>,
 }
 
 impl Work {
+    /// Nothing yet.
+    pub(crate) fn new(kind: JobKind) -> Work {
+        Work { kind, extents: Vec::new(), payload: Vec::new(), crcs: Vec::new(), packed: None, worth_bytes: None }
+    }
+
     /// Of the payload.
     pub(crate) fn bytes(&self) -> u64 {
         self.crcs.len() as u64 * BLOCK_BYTES as u64
@@ -130,6 +151,8 @@ struct SegmentJob {
     work: Work,
     /// While its blocks are being packed: until when that is waited for.
     packing_until: Option<Instant>,
+    /// What its blocks are packed by, or were, or could not be.
+    codec: Option<Codec>,
     /// Absent while packing or parked.
     placed: Option<Placed>,
     /// Times that it was begun anew.
@@ -178,6 +201,8 @@ pub(crate) struct Put {
 /// What comes of segments, for others to see to.
 #[derive(Debug)]
 pub(crate) enum Wish {
+    /// Packing blocks was not worth writing them anew, if that codec was tried; or nobody came to it.
+    NotWorth(Option<Codec>),
     /// All shards are durable: this record makes the segment a part of the volume.
     Commit(Token, Record),
     /// The same of metadata, which has no record of its own.
@@ -310,7 +335,7 @@ impl SegmentWriter {
         let payload_blocks: u64 = work.payload.iter().map(|b| (b.len() / BLOCK_BYTES) as u64).sum();
         let units = work.packed.as_ref().map_or(payload_blocks, |packed| packed.lengths.len());
         assert_eq!(units, work.crcs.len() as u64, "a checksum a block");
-        let token = self.jobs.insert(SegmentJob { work, packing_until: None, placed: None, restarts: 0 });
+        let token = self.jobs.insert(SegmentJob { work, packing_until: None, codec: None, placed: None, restarts: 0 });
         self.place(around, token, out);
     }
 
@@ -319,17 +344,35 @@ impl SegmentWriter {
     /// Has the blocks packed before they are written.
     pub(crate) fn start_packing(&mut self, basis: &Basis, work: Work, codec: Codec, out: Out) {
         let blocks = work.payload.clone();
-        let packing_until = Some(basis.now + PACKING_MAX);
-        let job = self.jobs.insert(SegmentJob { work, packing_until, placed: None, restarts: 0 });
-        out.push(Effect::Pack { job: job.0, codec, blocks });
+        let max = if work.worth_bytes.is_some() { REPACKING_MAX } else { PACKING_MAX };
+        let (packing_until, codec) = (Some(basis.now + max), Some(codec));
+        let job = SegmentJob { work, packing_until, codec, placed: None, restarts: 0 };
+        let job = self.jobs.insert(job);
+        out.push(Effect::Pack { job: job.0, codec: codec.expect("just set"), blocks });
     }
 
-    /// The blocks were packed, if that makes them smaller; or it was too late.
-    pub(crate) fn on_packed(&mut self, around: &mut Around<'_>, token: Token, packed: Option<PackedPayload>, out: Out) {
+    /// The blocks were packed, if that makes them smaller; or it was too late. They are written, if that is worth it.
+    pub(crate) fn on_packed(
+        &mut self,
+        around: &mut Around<'_>,
+        token: Token,
+        packed: Result<PackedPayload, NotPacked>,
+        out: Out,
+    ) {
         let Some(job) = self.jobs.get_mut(token).filter(|job| job.packing_until.is_some()) else { return };
         job.packing_until = None;
+        if matches!(packed, Err(NotPacked::NotTried)) {
+            job.codec = None;
+        }
         let blocks = job.work.crcs.len() as u64;
-        job.work.packed = packed.filter(|packed| packed.lengths.len() == blocks);
+        job.work.packed = packed.ok().filter(|packed| packed.lengths.len() == blocks);
+        let topology = Topology::new(around.basis, around.peers);
+        let layout = topology.layout_now().unwrap_or(around.basis.root().layout);
+        let stored_bytes = u64::from(job.work.geometry(layout).payload_blocks) * BLOCK_BYTES as u64;
+        if job.work.worth_bytes.is_some_and(|worth| stored_bytes > worth) {
+            let job = self.jobs.remove(token).expect("just seen");
+            return around.wishes.push(Wish::NotWorth(job.codec));
+        }
         self.place(around, token, out);
     }
 
@@ -344,7 +387,7 @@ impl SegmentWriter {
         let is_late = |job: &SegmentJob| job.packing_until.is_some_and(|until| is_pressed || until <= now);
         let late: Vec<Token> = self.jobs.iter().filter(|(_, job)| is_late(job)).map(|(token, _)| token).collect();
         for token in late {
-            self.on_packed(around, token, None, out);
+            self.on_packed(around, token, Err(NotPacked::NotTried), out);
         }
     }
 
@@ -563,11 +606,15 @@ impl SegmentWriter {
     }
 
     /// The record of a segment of data is in the log: what it was written for, its blocks, and the bytes of its payload.
-    pub(crate) fn on_committed(&mut self, token: Token) -> (JobKind, u64, u64) {
+    pub(crate) fn on_committed(&mut self, segments: &mut Segments, token: Token) -> (JobKind, u64, u64) {
         let job = self.jobs.remove(token).expect("a committed job was under way");
         assert!(!job.work.kind.is_meta(), "metadata has no commit record");
-        let payload_blocks = job.placed.expect("a placed job").geometry.payload_blocks;
-        (job.work.kind, job.work.crcs.len() as u64, u64::from(payload_blocks) * BLOCK_BYTES as u64)
+        let placed = job.placed.expect("a placed job");
+        if let Some(codec) = job.codec {
+            segments.note_tried(placed.no, codec);
+        }
+        let payload_blocks = u64::from(placed.geometry.payload_blocks);
+        (job.work.kind, job.work.crcs.len() as u64, payload_blocks * BLOCK_BYTES as u64)
     }
 }
 
@@ -680,7 +727,7 @@ mod tests {
             let payload = Buf::copy_from(&[7; 2 * BLOCK_BYTES]);
             let crcs = block_crcs(&payload);
             let extents = vec![CommitExtent { key: holdfast_base::Key(4), blocks: 2, source: Source::Direct }];
-            let work = Work { kind, extents, payload: vec![payload], crcs, packed: None };
+            let work = Work { extents, payload: vec![payload], crcs, ..Work::new(kind) };
             self.with(|writer, around, out| writer.start(around, work, out));
             self.puts()
         }
@@ -730,7 +777,7 @@ mod tests {
         // What comes late is nobody's.
         rig.answer(puts[2], &Reply::Refused(Refusal::NoSpace));
         assert!(rig.take_wishes().is_empty() && rig.puts().is_empty());
-        let (kind, blocks, _) = rig.writer.on_committed(*job);
+        let (kind, blocks, _) = rig.writer.on_committed(&mut rig.segments, *job);
         assert!(matches!(kind, JobKind::Destage { entries } if entries == [Lsn(3)]));
         assert!(blocks == 2 && rig.writer.is_empty());
     }

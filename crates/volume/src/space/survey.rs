@@ -117,7 +117,8 @@ struct State {
 /// terms change, each segment has its turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
-    began_at: Instant,
+    /// When its first slice is, unless one is under way.
+    due_at: Instant,
     began_after: Option<SegmentNo>,
     last: Option<SegmentNo>,
     has_turned: bool,
@@ -140,8 +141,8 @@ impl State {
         if !self.terms.hold(topology) {
             let terms = Terms::of(topology);
             let last = self.round.and_then(|round| round.last);
-            let began_at = topology.basis.now;
-            (self.terms, self.round) = (terms, Some(Round { began_at, began_after: last, last, has_turned: false }));
+            let due_at = topology.basis.next_slice_at();
+            (self.terms, self.round) = (terms, Some(Round { due_at, began_after: last, last, has_turned: false }));
         }
     }
 
@@ -200,6 +201,11 @@ impl Survey {
         self.state.borrow().round.is_none() && segments.touched_count() == 0
     }
 
+    /// From here on slices are taken.
+    pub(crate) fn begin(&mut self, basis: &Basis) {
+        self.slice_at = Some(basis.next_slice_at());
+    }
+
     /// Judges the next slice, if there is one and it is due.
     pub(crate) fn go_on(&mut self, basis: &Basis, topology: Topology<'_>, segments: &Segments, turn: &mut Turn) {
         if self.is_settled(topology, segments) {
@@ -222,9 +228,9 @@ impl Survey {
         walk(topology, segments)
     }
 
-    /// A round that somebody's question began has its first slice at once: a volume at rest does nothing else for long.
+    /// A round that somebody's question began has its first slice soon: a volume at rest does nothing else for long.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        self.slice_at.or_else(|| self.state.borrow().round.map(|round| round.began_at))
+        self.slice_at.or_else(|| self.state.borrow().round.map(|round| round.due_at))
     }
 
     /// Asserts what must hold between events (tests and the simulator).
@@ -402,7 +408,8 @@ mod tests {
         assert_eq!(survey.slice_deadline(), None);
         peers.on_up(basis.now, NodeId(1), u32::MAX, vec![stat(leg(1, 0))]);
         assert!(!survey.is_settled(Topology::new(&basis, &peers), &segments));
-        assert_eq!(survey.slice_deadline(), Some(basis.now), "nobody waits for a tick of a volume at rest");
+        let due_at = survey.slice_deadline().expect("nobody waits for a tick of a volume at rest");
+        assert_eq!(due_at, basis.next_slice_at());
         assert!(settle(&mut survey, &mut basis, &peers, &segments) > 0);
     }
 

@@ -16,6 +16,7 @@
 use super::reserve::Keep;
 use super::topology::{Place, Topology, is_of};
 use crate::basis::Basis;
+use crate::segment::writer::Aim;
 use crate::segment::writer::JobKind;
 use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use holdfast_base::{BLOCK_BYTES, Instant, MediaClass};
@@ -88,7 +89,7 @@ impl Topology<'_> {
         let Some(capacity) = self.capacity_place() else { return Vec::new() };
         let Some(first) = self.first_place() else { return vec![capacity] };
         match kind {
-            JobKind::Clean { rotates: true } => vec![capacity],
+            JobKind::Clean { aim: Aim::Rotation } => vec![capacity],
             _ if !self.is_born_first(kind) || fill_per_mille >= 1000 => vec![capacity, first],
             _ => vec![first, capacity],
         }
@@ -400,7 +401,7 @@ mod tests {
         assert_eq!(media(1000), [Some(MediaClass::Hdd), Some(MediaClass::Ssd)]);
         let metadata = topology.places(&JobKind::Leaves, 0);
         assert_eq!(metadata.iter().map(|place| place.media).collect::<Vec<_>>(), [Some(MediaClass::Ssd), None]);
-        assert_eq!(topology.places(&JobKind::Clean { rotates: true }, 0).len(), 1);
+        assert_eq!(topology.places(&JobKind::Clean { aim: Aim::Rotation }, 0).len(), 1);
     }
 
     #[test]
