@@ -9,6 +9,7 @@ use crate::mutations::Mutations;
 use crate::policy::Policy;
 use crate::tenant::{Figures, Queued, Role, Tenant};
 use crate::window::{Isolation, WHOLE, Window};
+use holdfast_base::time::earliest;
 use holdfast_base::{Effects, Instant, RequestToken, Slab, Token};
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ pub const BEYOND_MAX: usize = 8;
 
 /// A tenant's first request that has waited so long for others goes next; with what is under way before it, within a second.
 pub const WAIT_MAX: Duration = Duration::from_millis(950);
+
+/// What is under way for so long waits for something else than the machine: a node that is gone, or its volume's opening.
+/// It does not count for the window any more, or one volume's trouble would be that of all.
+const LATE: Duration = Duration::from_secs(1);
 
 /// After a second tenant has asked, the window counts for so long.
 const SHARED_FOR: Duration = Duration::from_secs(1);
@@ -75,6 +80,10 @@ pub enum Event {
     },
     /// What was under way is answered.
     Done {
+        slot: Slot,
+    },
+    /// It is over, and how long it took says nothing of the machine: it was held back, say.
+    Ended {
         slot: Slot,
     },
     /// Who asked is gone. What waits is dropped, what is under way stays.
@@ -138,6 +147,8 @@ struct Serving {
     queued: Queued,
     went_at: Instant,
     is_beyond: bool,
+    /// It counts for nothing but its tenant any more.
+    is_late: bool,
 }
 
 /// See the [crate's](crate) description.
@@ -164,6 +175,8 @@ pub struct Scheduler {
     was_full: bool,
     last_seen: Option<Token>,
     shared_until: Instant,
+    /// Nothing that is under way is late before, as far as that was not known.
+    late_at: Instant,
     /// Tenants with a goal of latency, and what they leave of others' weights, in 1,024ths.
     goals: Vec<Token>,
     lowered: u64,
@@ -191,6 +204,7 @@ impl Scheduler {
             was_full: false,
             last_seen: None,
             shared_until: Instant::ZERO,
+            late_at: Instant::ZERO,
             goals: Vec::new(),
             lowered: WHOLE,
             second_ends: Instant::ZERO,
@@ -222,7 +236,8 @@ impl Scheduler {
                 let queued = Queued { token, kind, bytes, cost, asked_at: now, was_held: false };
                 self.on_request(now, tenant.0, queued, out);
             }
-            Event::Done { slot } => self.on_done(now, slot.0),
+            Event::Done { slot } => self.on_done(now, slot.0, true),
+            Event::Ended { slot } => self.on_done(now, slot.0, false),
             Event::Cancel { tenant, token } => self.drop_where(tenant.0, &mut |of| of == token, out),
             Event::SetPolicy { tenant, policy } => self.on_policy(tenant.0, policy),
             Event::Remove { tenant } => self.on_remove(tenant.0, out),
@@ -235,9 +250,15 @@ impl Scheduler {
         }
     }
 
-    /// When the limit of a tenant that waits lets its next request pass.
+    /// When the limit of a tenant that waits lets its next request pass, or what others wait for is late.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.limited.first().map(|(at, _)| at)
+        let late_at = (!self.by_start.is_empty()).then_some(self.late_at);
+        earliest(self.limited.first().map(|(at, _)| at), late_at)
+    }
+
+    /// Requests of all tenants that wait.
+    pub fn waiting(&self) -> usize {
+        self.queued
     }
 
     /// Drops what a tenant has waiting and `is_gone` names: of a session that ended, say.
@@ -366,9 +387,31 @@ impl Scheduler {
         while let Some((_, id)) = self.limited.first().filter(|(at, _)| *at <= now) {
             self.place(now, id);
         }
-        while let Some((id, why)) = self.next(now) {
-            self.go(now, id, why, out);
+        loop {
+            while let Some((id, why)) = self.next(now) {
+                self.go(now, id, why, out);
+            }
+            if self.by_start.is_empty() || self.late_at > now || !self.pass_over_late(now) {
+                return;
+            }
         }
+    }
+
+    /// Looks for what has become late. Whether there is any.
+    fn pass_over_late(&mut self, now: Instant) -> bool {
+        let (mut is_any, mut next) = (false, now + LATE);
+        for token in self.serving.tokens() {
+            let Some(serving) = self.serving.get_mut(token).filter(|serving| !serving.is_late) else { continue };
+            if serving.went_at + LATE > now {
+                next = next.min(serving.went_at + LATE);
+                continue;
+            }
+            (is_any, serving.is_late) = (true, true);
+            self.in_service -= serving.queued.cost;
+            self.beyond -= usize::from(std::mem::take(&mut serving.is_beyond));
+        }
+        self.late_at = next;
+        is_any
     }
 
     /// Whose first request goes next, if one does.
@@ -417,7 +460,7 @@ impl Scheduler {
         self.queued -= 1;
         self.in_service += queued.cost;
         self.beyond += usize::from(is_beyond);
-        let slot = Slot(self.serving.insert(Serving { tenant: id, queued, went_at: now, is_beyond }));
+        let slot = Slot(self.serving.insert(Serving { tenant: id, queued, went_at: now, is_beyond, is_late: false }));
         out.push(Effect::Go { token: queued.token, slot, class, waited });
         if why != Why::Alone {
             self.see(now, id);
@@ -425,16 +468,22 @@ impl Scheduler {
         }
     }
 
-    fn on_done(&mut self, now: Instant, slot: Token) {
-        let Some(Serving { tenant: id, queued, went_at, is_beyond }) = self.serving.remove(slot) else { return };
-        self.in_service -= queued.cost;
+    fn on_done(&mut self, now: Instant, slot: Token, is_telling: bool) {
+        let Some(Serving { tenant: id, queued, went_at, is_beyond, is_late }) = self.serving.remove(slot) else {
+            return;
+        };
+        if !is_late {
+            self.in_service -= queued.cost;
+        }
         self.beyond -= usize::from(is_beyond);
         let tenant = self.tenants.get_mut(id).expect("a tenant stays while something of it is under way");
-        tenant.on_done(&queued, now.since(queued.asked_at));
+        tenant.on_done(&queued, now.since(queued.asked_at), is_telling);
         if tenant.is_leaving && tenant.in_service == 0 {
             self.tenants.remove(id);
         }
-        if went_at >= self.window.fell_at()
+        if is_telling
+            && !is_late
+            && went_at >= self.window.fell_at()
             && let Some(sort) = sort_of(queued.kind, queued.bytes)
         {
             self.latencies.count(sort, now.since(went_at).as_nanos() as u64);
@@ -612,6 +661,26 @@ mod tests {
         assert_eq!(asking.ask(few[8], Kind::Read, 512, 1), [], "eight are beyond it");
         assert_eq!(asking.ask(few[9], Kind::Flush, 0, 1), [Class::Sparse]);
         assert_eq!(asking.scheduler.figures(few[8]).map(|figures| figures.waiting), Some(1));
+    }
+
+    #[test]
+    fn what_hangs_fills_the_window_for_a_second() {
+        let mut asking = asking();
+        let (hangs, waits) = (asking.tenant("", Role::Guest), asking.tenant("", Role::Guest));
+        let token = RequestToken(99);
+        let event = Event::Request { tenant: hangs, kind: Kind::Write, bytes: 1 << 20, token };
+        asking.scheduler.handle(NOW, event, &mut asking.out);
+        let Effect::Go { slot, .. } = asking.out.take()[0] else { panic!("the window was empty") };
+        assert_eq!(asking.ask(waits, Kind::Write, 128 << 10, 2), [], "it is full, and they are not small");
+        let late = NOW + LATE;
+        assert_eq!(asking.scheduler.next_deadline(), Some(late));
+        asking.scheduler.handle(late, Event::Tick, &mut asking.out);
+        asking.scheduler.verify(late);
+        assert!(matches!(asking.out.take()[..], [Effect::Go { .. }]), "one, which fills it anew");
+        assert_eq!(asking.scheduler.in_service(), Cost::of(Kind::Write, 128 << 10));
+        asking.scheduler.handle(late, Event::Done { slot }, &mut asking.out);
+        asking.scheduler.verify(late);
+        assert_eq!(asking.scheduler.figures(hangs).map(|figures| figures.in_service), Some(0));
     }
 
     #[test]

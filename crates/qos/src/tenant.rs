@@ -90,6 +90,8 @@ pub struct Figures {
     pub went: u64,
     pub waited: u64,
     pub waited_sum: Duration,
+    /// The longest of these waits that was not for the tenant's own limit.
+    pub waited_max: Duration,
     /// Of those that waited, how many the tenant's own limit held.
     pub held_by_limit: u64,
     /// A goal of latency that was missed in the last second.
@@ -180,16 +182,19 @@ impl Tenant {
             self.figures.waited += 1;
             self.figures.waited_sum += waited;
             self.figures.held_by_limit += u64::from(queued.was_held);
+            if !queued.was_held {
+                self.figures.waited_max = self.figures.waited_max.max(waited);
+            }
         }
         self.allowance.pay(now, queued.moved());
         self.in_service += 1;
         waited
     }
 
-    /// One is done, so long after it was asked for.
-    pub fn on_done(&mut self, queued: &Queued, took: Duration) {
+    /// One is done, so long after it was asked for, where that tells something.
+    pub fn on_done(&mut self, queued: &Queued, took: Duration, is_telling: bool) {
         self.in_service -= 1;
-        let Some(goal) = self.policy.latency else { return };
+        let Some(goal) = self.policy.latency.filter(|_| is_telling) else { return };
         if let Some(floor) = self.policy.floor {
             let nanos = floor_nanos(queued.kind, queued.cost, floor);
             self.watch.floor_nanos = self.watch.floor_nanos.saturating_add(nanos);

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 enum Step {
     Request { tenant: usize, kind: u8, bytes: u64 },
-    Done { nth: usize },
+    Done { nth: usize, is_telling: bool },
     Cancel { nth: usize },
     DropSession { tenant: usize, odd: bool },
     Policy { tenant: usize, policy: usize },
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     let bytes = prop_oneof![Just(0), Just(4096), Just(65_536), Just(1 << 20), Just(32 << 20)];
     prop_oneof![
         10 => (0..4_usize, 0..4_u8, bytes).prop_map(|(tenant, kind, bytes)| Step::Request { tenant, kind, bytes }),
-        8 => any::<usize>().prop_map(|nth| Step::Done { nth }),
+        8 => any::<(usize, bool)>().prop_map(|(nth, is_telling)| Step::Done { nth, is_telling }),
         1 => any::<usize>().prop_map(|nth| Step::Cancel { nth }),
         1 => (0..4_usize, any::<bool>()).prop_map(|(tenant, odd)| Step::DropSession { tenant, odd }),
         1 => (0..4_usize, 0..POLICIES.len()).prop_map(|(tenant, policy)| Step::Policy { tenant, policy }),
@@ -103,9 +103,9 @@ impl Watched {
                 self.waiting.insert(token, tenant);
                 self.handle(Event::Request { tenant, kind, bytes, token });
             }
-            Step::Done { nth } if !self.under_way.is_empty() => {
+            Step::Done { nth, is_telling } if !self.under_way.is_empty() => {
                 let (_, slot) = self.under_way.swap_remove(nth % self.under_way.len());
-                self.handle(Event::Done { slot });
+                self.handle(if is_telling { Event::Done { slot } } else { Event::Ended { slot } });
                 self.handle(Event::Done { slot });
             }
             Step::Cancel { nth } if !self.waiting.is_empty() => {

@@ -48,7 +48,8 @@ impl Scheduler {
         assert!(queued + self.serving.len() <= REQUESTS_MAX, "more requests than there is room for");
         let in_service: usize = self.tenants.iter().map(|(_, tenant)| tenant.in_service).sum();
         assert_eq!(in_service, self.serving.len(), "requests under way");
-        let units = self.serving.iter().fold(Cost::ZERO, |sum, (_, serving)| sum + serving.queued.cost);
+        let counted = self.serving.iter().filter(|(_, serving)| !serving.is_late);
+        let units = counted.fold(Cost::ZERO, |sum, (_, serving)| sum + serving.queued.cost);
         assert_eq!(units, self.in_service, "units under way");
         let beyond = self.serving.iter().filter(|(_, serving)| serving.is_beyond).count();
         assert_eq!(beyond, self.beyond, "requests beyond the window");
