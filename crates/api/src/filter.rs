@@ -21,7 +21,7 @@ pub struct FilterInfo {
     pub tool: bool,
     /// It is removed, and waits for replies to what it has passed on.
     pub leaving: bool,
-    /// It is the volume's limit, wherever that is served.
+    /// It is the volume's limit, wherever that is served, and no filter.
     #[serde(default)]
     pub kept: bool,
     /// Between it and what is above it.

@@ -279,7 +279,7 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     assert!(drawn.contains("kept with the volume"), "{drawn}");
 
     // What ends filters leaves it: it is no filter of the moment.
-    let error = a.fails("volume filter remove v1 1");
+    let error = a.fails("volume filter remove v1 0");
     assert!(error.contains("volume set v1 --limit none"), "{error}");
     a.ok("volume filter add v1 delay:flush=1ms");
     a.ok("volume filter remove v1");

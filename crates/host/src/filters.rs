@@ -4,14 +4,15 @@
 //! filters do with the request. What they ask the controller has one there, too. So all that filters hold counts as under
 //! way, and a session that must come behind it does ([`crate::requests::Barrier`]).
 //!
-//! Filters live as long as this host has the volume in service: they are in no record, but for a volume's limit
-//! ([`crate::limits`]). They are drained before the volume is closed or handed over, so that nothing comes out of them later.
+//! Filters live as long as this host has the volume in service: they are in no record. They are drained before the volume
+//! is closed or handed over, so that nothing comes out of them later; before that, what waits for its turn goes to them.
 //! With a controller that is gone they are dropped, and what they held is answered as what the controller had.
 //!
 //! Limits: what filters may ask beyond what they are asked is kept free among the requests under way.
 
 use crate::event::{ChangeOutcome, FilterChange, FilterOutcome};
 use crate::host::{Host, Out, info, warn};
+use crate::limits::LIMIT;
 #[cfg(feature = "simulated")]
 use crate::observed::Observation;
 use crate::requests::{Origin, Requester};
@@ -69,9 +70,6 @@ impl Volume {
 impl Host {
     /// Gives a request that is under way to the controller, by the filters that stand before it.
     pub(crate) fn pass(&mut self, now: Instant, at: Token, target: Target, request: BlockRequest, out: Out) {
-        if let (Target::Head(head), false) = (target, self.volumes.limits.is_empty()) {
-            self.keep_to_limit(now, at, head, out);
-        }
         if let Target::Head(head) = target
             && self.volumes.table.get(at).is_some_and(|volume| volume.stack(head).is_some())
         {
@@ -115,6 +113,7 @@ impl Host {
 
     /// The volume is about to be closed or handed over: all that filters hold goes to the controller before it hears of that.
     pub(crate) fn drain_filters(&mut self, now: Instant, at: Token, out: Out) {
+        self.release_turns(now, at, None, out);
         if self.mutations.keeps_filters() {
             return;
         }
@@ -124,6 +123,7 @@ impl Host {
     }
 
     pub(crate) fn drain_filters_of(&mut self, now: Instant, at: Token, head: HeadId, out: Out) {
+        self.release_turns(now, at, Some(head), out);
         if let Some(volume) = self.volumes.table.get_mut(at)
             && let Some(stack) = volume.stack_mut(head)
         {
@@ -131,7 +131,6 @@ impl Host {
             #[cfg(feature = "simulated")]
             self.observed.note(Observation::Caught { requests: stack.held() });
             info(out, format!("volume {}: its filters ({count}) are drained, and gone", volume.name));
-            volume.applied_limits.remove(&head);
             self.drive_filters(now, at, head, StackEvent::Drain, out);
         }
     }
@@ -139,7 +138,6 @@ impl Host {
     /// The controller is gone: what filters hold has its origins among the requests under way, as all has.
     pub(crate) fn give_up_filters(&mut self, at: Token) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        volume.applied_limits.clear();
         let filters = std::mem::take(&mut volume.filters);
         #[cfg(feature = "simulated")]
         for (_, stack) in &filters {
@@ -159,11 +157,11 @@ impl Host {
                 volume.add_filter(head, filter, out).map_or_else(|outcome| outcome, |_| FilterOutcome::Done)
             }
             FilterChange::Remove(id) => {
-                if id.is_some_and(|id| volume.is_limit(head, id)) {
+                if id == Some(LIMIT) && volume.id_of(head).is_some_and(|id| self.volumes.limits.contains_key(&id)) {
                     return FilterOutcome::IsLimit;
                 }
                 let stands: Vec<FilterId> = volume.stack(head).map_or(Vec::new(), Stack::standing);
-                let asked = |of: &FilterId| id.is_none_or(|id| id == *of) && !volume.is_limit(head, *of);
+                let asked = |of: &FilterId| id.is_none_or(|id| id == *of);
                 let going: Vec<FilterId> = stands.into_iter().filter(asked).collect();
                 if going.is_empty() && id.is_some() {
                     return FilterOutcome::NoSuch;

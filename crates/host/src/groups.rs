@@ -13,6 +13,7 @@ use crate::host::{Host, Out};
 use crate::reservation::ReservedVolume;
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, HeadId, Instant, QuiesceId, Slab, Token, VolumeId};
+use holdfast_qos::{Share, Sums};
 use holdfast_volume::{
     Event as VolumeEvent, GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State, Why,
 };
@@ -68,6 +69,9 @@ pub enum Sibling {
     Leave {
         group: GroupId,
     },
+    /// What its volumes ask for, to the reactor that shares out the window; and its share, from that one.
+    Sums(Box<Sums>),
+    Share(Share),
     /// A fixed volume there owns so much.
     Owns {
         volume: VolumeId,
@@ -300,6 +304,8 @@ impl Host {
             Sibling::Heard { group: (_, key), at, heard } => {
                 self.tell_group(now, key, Part { reactor: from, at }, heard, out)
             }
+            Sibling::Sums(sums) => self.hear_sums(now, from, *sums, out),
+            Sibling::Share(share) => self.take_share(now, share, out),
             Sibling::Leave { group } => drop(self.groups.joined.remove(&group)),
             Sibling::Owns { volume, reservation } => self.on_owned_elsewhere(now, volume, reservation, out),
         }

@@ -13,8 +13,9 @@ use crate::groups::Groups;
 use crate::homes::Names;
 use crate::mutations::Mutations;
 use crate::offers::Forward;
-use crate::requests::Requester;
+use crate::requests::{Answered, Requester};
 use crate::sessions::Session;
+use crate::turns::{Left, Turns};
 use crate::volumes::{Budget, Care, Volume, Volumes, Wait};
 use crate::waiters::Waiters;
 use crate::writers::WriterEvent;
@@ -94,6 +95,7 @@ pub struct Host {
     pub(crate) room: Room,
     pub(crate) forward: Forward,
     pub(crate) groups: Groups,
+    pub(crate) turns: Turns,
     pub(crate) waiters: Waiters,
     nodes_up: BTreeMap<NodeId, NodeUp>,
     pub(crate) nodes_away: BTreeSet<NodeId>,
@@ -129,6 +131,7 @@ impl Host {
             room: config.room,
             forward: Forward::new(config),
             groups: Groups::new(config.reactor),
+            turns: Turns::new(config.reactor, config.reactors),
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
@@ -193,6 +196,7 @@ impl Host {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
+        let machines = earliest(machines, self.turns.next_deadline());
         earliest(earliest(machines, self.forward.next_deadline()), Some(self.chores_at))
     }
 
@@ -365,6 +369,7 @@ impl Host {
             }
             Notice::Changed { change, .. } => {
                 self.volumes.refresh_clones(at);
+                self.turns.left.push_back(Left::Clones { at });
                 if let Some(volume) = self.volumes.table.get(at) {
                     // Before anybody is told that it is done.
                     out.push(Effect::Changed { volume: volume.id });
@@ -380,6 +385,7 @@ impl Host {
             }
             Notice::Prepared => self.waiters.on_prepared(at, true, out),
             Notice::NotPrepared => self.waiters.on_prepared(at, false, out),
+            Notice::QuiesceEnded { .. } => volume.quiesced_at = Some(self.now),
             _ => {}
         }
         let name = self.volumes.table.get(at).map_or("", |volume| &volume.name);
@@ -438,6 +444,8 @@ impl Host {
         loop {
             if self.settle_groups(now, out) {
                 // It may have pushed more.
+            } else if self.settle_left(now, out) {
+                // The same.
             } else if let Some((at, reply)) = self.replies.pop_front() {
                 self.on_volume_reply(now, at, reply, out);
             } else if let Some((at, head, event)) = self.writer_events.pop_front() {
@@ -463,7 +471,7 @@ impl Host {
     /// A controller's answer.
     pub(crate) fn on_volume_reply(&mut self, now: Instant, at: Token, reply: BlockReply, out: Out) {
         let answered = self.volumes.table.get_mut(at).and_then(|v| v.requests.answered(reply.token));
-        let Some((origin, clear)) = answered else { return };
+        let Some(Answered { origin, turn, clear }) = answered else { return };
         self.forward.cleared.extend(clear);
         if let Some(head) = origin.changes {
             self.on_change_answered(now, (at, head), &origin, reply.result.is_ok());
@@ -472,10 +480,14 @@ impl Host {
             }
         }
         self.answer(now, at, origin, reply.result, out);
+        if let Some(turn) = turn {
+            self.end_turn(now, at, turn, out);
+        }
     }
 
     /// A controller has stopped for good: its clients go, and who waited for it is told.
     pub(crate) fn on_volume_closed(&mut self, now: Instant, at: Token, out: Out) {
+        self.drop_turns(now, at, out);
         // A reply that passes filters comes here a second time.
         while let Some(n) = self.replies.iter().position(|(of, _)| *of == at) {
             let (_, reply) = self.replies.remove(n).expect("just seen");
@@ -506,6 +518,7 @@ impl Host {
         let mut ticked = BTreeSet::new();
         self.tick_volumes(now, &mut ticked, out);
         self.tick_groups(now, out);
+        self.tick_turns(now, out);
         self.forward.tick(now);
         self.do_chores(now, out);
         self.settle(now, out);

@@ -5,7 +5,7 @@
 //! turns bytes into requests of a session, and replies and [`News`] into bytes. The simulator drives this very machine.
 //!
 //! A request's way: session → forwarding ([`forward::Ingress`], where several hosts offer the volume) → right to write
-//! ([`Writers`]) → filters (`holdfast_filter`) → controller (`holdfast_volume`).
+//! ([`Writers`]) → its turn (`holdfast_qos`) → filters (`holdfast_filter`) → controller (`holdfast_volume`).
 //!
 //! Names: an **association** is who asks, over all its connections ([`holdfast_format::forward::Client`]); a **lane**
 //! is one session of it. What must not be carried out twice, or by two at a time, is judged by association; order by
@@ -30,6 +30,7 @@ mod remotes;
 pub mod requests;
 pub mod reservation;
 mod sessions;
+mod turns;
 pub mod views;
 mod volumes;
 mod waiters;
@@ -45,8 +46,9 @@ pub use event::{
 };
 pub use forward::{LinkId, Peer};
 pub use groups::{GroupId, Heard, Sibling};
+pub use holdfast_qos::Figures;
 pub use host::{Config, Host};
-pub use limits::{Limits, filter_of};
+pub use limits::{LIMIT, LimitError, Limits, policy_of};
 pub use mutations::Mutations;
 pub use offers::{Offer, Place};
 pub use sessions::{Connection, Denied, DeniedKind};

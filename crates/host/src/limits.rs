@@ -1,40 +1,55 @@
-//! Limits: how much of a volume its clients may ask for, by a `limit` filter that belongs to the volume wherever it is served.
+//! Limits: how much of a volume its clients may ask for. The scheduler keeps to them ([`crate::turns`]), as the policies of
+//! tenants.
 //!
-//! Unlike other filters it is there before the first request, at every host that has the volume in service, until an operator
-//! changes it. Sessions of other hosts go through it, too.
+//! A limit belongs to the volume, at every host that has it in service, until an operator changes it. Sessions of other hosts
+//! count, too. Reads of snapshots don't.
 //!
-//! A request that comes looks whether the filter is as the records say. So it is put back after a drain that did not end the
-//! service, and a volume that just opens needs no step of its own.
+//! A request that comes looks whether its tenant's policy is as the records say. So a volume that just opens, and a clone that
+//! was just made, need no step of their own.
 
 use crate::host::{Host, Out, warn};
+use crate::turns::Tenant;
 use crate::volumes::Volume;
 use holdfast_base::{HeadId, Instant, Token, VolumeId};
-use holdfast_filter::{Filter, FilterId, SpecError, StackEvent, build};
+use holdfast_filter::FilterId;
+use holdfast_qos::{Policy, PolicyError, TenantId, scheduler};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// By volume or clone: what its limit is told, `iops=500,bytes=50MiB` say.
 pub type Limits = BTreeMap<VolumeId, String>;
 
-/// What was last seen to of a volume or clone: its limit as it was told, if any, and the filter, where the words make one.
+/// The limit's number among what stands before a volume. Those of filters begin at 1.
+pub const LIMIT: FilterId = FilterId(0);
+
+/// Why words make no limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct AppliedLimit {
-    id: VolumeId,
-    words: Option<String>,
-    filter: Option<FilterId>,
+pub enum LimitError {
+    Policy(PolicyError),
+    Nothing,
 }
 
-impl AppliedLimit {
-    pub fn filter(&self) -> Option<FilterId> {
-        self.filter
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitError::Policy(error) => error.fmt(f),
+            LimitError::Nothing => f.write_str("it limits nothing; add iops or bytes, or both"),
+        }
     }
 }
 
-/// The filter that keeps to a limit.
+impl std::error::Error for LimitError {}
+
+/// The policy that keeps to a limit.
 ///
 /// # Errors
-/// The words make no limit.
-pub fn filter_of(words: &str) -> Result<Box<dyn Filter>, SpecError> {
-    build(&format!("limit:{words}"))
+/// The words make no policy, or one that limits nothing.
+pub fn policy_of(words: &str) -> Result<Policy, LimitError> {
+    let policy: Policy = words.parse().map_err(LimitError::Policy)?;
+    if policy.iops.is_none() && policy.bytes.is_none() {
+        return Err(LimitError::Nothing);
+    }
+    Ok(policy)
 }
 
 impl Host {
@@ -44,7 +59,11 @@ impl Host {
             return;
         }
         self.volumes.limits = limits;
-        for (at, head) in self.volumes.heads().map(|(_, at, head)| (at, head)).collect::<Vec<_>>() {
+        self.volumes.limits_version += 1;
+        // What waits by a former one has no request that would look.
+        let tenants = |volume: &Volume| volume.tenants.iter().map(|tenant| tenant.head).collect::<Vec<_>>();
+        let all: Vec<_> = self.volumes.table.iter().map(|(at, volume)| (at, tenants(volume))).collect();
+        for (at, head) in all.into_iter().flat_map(|(at, heads)| heads.into_iter().map(move |head| (at, head))) {
             self.keep_to_limit(now, at, head, out);
         }
     }
@@ -59,36 +78,60 @@ impl Host {
         self.volumes.access.get(&id)
     }
 
-    /// Sees to it that the limit of a volume or clone is as the records say.
-    pub(crate) fn keep_to_limit(&mut self, now: Instant, at: Token, head: HeadId, out: Out) {
-        let Some(volume) = self.volumes.table.get_mut(at).filter(|volume| volume.serves()) else { return };
-        let limits = &self.volumes.limits;
-        let applied = volume.applied_limits.get(&head);
-        if applied.is_some_and(|applied| applied.words.as_ref() == limits.get(&applied.id)) {
-            return;
+    /// Sees to it that a tenant is there, and its policy as the records say; `None` where there are too many.
+    pub(crate) fn keep_to_limit(
+        &mut self,
+        now: Instant,
+        at: Token,
+        head: Option<HeadId>,
+        out: Out,
+    ) -> Option<TenantId> {
+        let volume = self.volumes.table.get(at)?;
+        // Of a clone it is not known while its volume opens; who brings a stream is not limited.
+        let id = head.filter(|_| volume.serves()).and_then(|head| volume.id_of(head));
+        let seen = (head.is_none() || id.is_some()).then_some(self.volumes.limits_version);
+        let words = id.and_then(|id| self.volumes.limits.get(&id)).cloned();
+        let before = volume.tenant(head).cloned();
+        if let Some(before) = before.as_ref().filter(|before| before.words == words) {
+            let id = before.id;
+            self.tenant_mut(at, head)?.seen = seen;
+            return Some(id);
         }
-        let Some(id) = applied.map(|applied| applied.id).or_else(|| volume.id_of(head)) else { return };
-        let words = limits.get(&id).cloned();
-        if let Some(AppliedLimit { filter: Some(former), .. }) = volume.applied_limits.remove(&head) {
-            self.drive_filters(now, at, head, StackEvent::Remove(former), out);
+        let policy = words.as_deref().map_or(Ok(Policy::default()), policy_of).unwrap_or_else(|error| {
+            tell_unreadable(volume, head, (words.as_deref().unwrap_or_default(), &error), out);
+            Policy::default()
+        });
+        if let Some(Tenant { id, .. }) = before {
+            let tenant = self.tenant_mut(at, head)?;
+            (tenant.words, tenant.seen) = (words, seen);
+            self.drive_turns(now, scheduler::Event::SetPolicy { tenant: id, policy }, out);
+            return Some(id);
         }
-        let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        let filter = match words.as_deref().map(filter_of).transpose() {
-            // Where there is no room for it the next request tries again.
-            Ok(filter) => match filter.map(|filter| volume.add_filter(head, filter, out)).transpose() {
-                Ok(filter) => filter,
-                Err(_) => return,
-            },
-            Err(error) => {
-                tell_unreadable(volume, head, (words.as_deref().unwrap_or_default(), &error), out);
-                None
-            }
-        };
-        volume.applied_limits.insert(head, AppliedLimit { id, words, filter });
+        let id = self.turns.add_tenant(policy)?;
+        self.volumes.table.get_mut(at)?.tenants.push(Tenant { head, id, words, seen });
+        Some(id)
+    }
+
+    fn tenant_mut(&mut self, at: Token, head: Option<HeadId>) -> Option<&mut Tenant> {
+        self.volumes.table.get_mut(at)?.tenants.iter_mut().find(|tenant| tenant.head == head)
     }
 }
 
-fn tell_unreadable(volume: &Volume, head: HeadId, (words, error): (&str, &SpecError), out: Out) {
-    let name = volume.name_of(head);
+fn tell_unreadable(volume: &Volume, head: Option<HeadId>, (words, error): (&str, &LimitError), out: Out) {
+    let name = volume.name_of(head.unwrap_or(HeadId::VOLUME));
     warn(out, format!("volume {name}: this release can't keep to its limit `{words}`: {error}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_limits_something() {
+        let policy = policy_of("iops=500,bytes=50MiB").expect("a limit");
+        assert_eq!((policy.iops, policy.bytes), (Some(500), Some(50 << 20)));
+        for words in ["", "weight=7", "burst=1s", "iops=0", "500"] {
+            assert!(policy_of(words).is_err(), "{words}");
+        }
+    }
 }

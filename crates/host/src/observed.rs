@@ -15,6 +15,8 @@ pub enum Observation {
     PassedOn,
     /// Filters held so many requests when they were drained, or dropped with a controller that is gone.
     Caught { requests: usize },
+    /// One that waited for its turn was dropped, or given to its volume since that is about to go.
+    Turned { is_dropped: bool },
 }
 
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@
 use crate::forward::{Binding, LinkId, OwnerEvent};
 use crate::host::{Host, Out, info};
 use crate::requests::{Barrier, Origin, Requester};
+use crate::turns::Left;
 use crate::volumes::{SESSIONS_MAX, split_export};
 use crate::writers::SessionId;
 use holdfast_base::{BlockError, BlockReply, BlockRequest, HeadId, Instant, Token, VolumeId};
@@ -80,6 +81,7 @@ impl Host {
             volume.remove_session(head);
         }
         self.close_writer((at, target), SessionId::Remote(remote));
+        self.turns.left.push_back(Left::Session { at, session: SessionId::Remote(remote) });
     }
 
     pub(crate) fn submit_remote(

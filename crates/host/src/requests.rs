@@ -1,12 +1,14 @@
 //! Requests of a volume that are under way: where each came from, and the ordering barrier for clients that reconnect.
 //!
 //! Invariants
-//! 1. A request has its origin here from its admission until it is answered, whatever filters do with it.
+//! 1. A request has its origin here from its admission until it is answered, however long it waits for its turn, and
+//!    whatever filters do with it.
 //! 2. Whoever waits at the barrier goes on when all that was under way as it came is answered, in the order of coming.
 //!
 //! Limits: [`REQUESTS_MAX`] requests, as many as a controller takes.
 
 use holdfast_base::{BlockOp, HeadId, Instant, RequestToken, Slab, Token};
+use holdfast_qos::Slot;
 use holdfast_volume::controller::REQUESTS_MAX;
 use std::collections::BTreeSet;
 
@@ -34,6 +36,32 @@ pub struct Origin {
     pub changes: Option<HeadId>,
 }
 
+/// It has had its turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    pub slot: Slot,
+    pub went_at: Instant,
+    /// It changes something.
+    pub changes: bool,
+}
+
+/// A request that is answered.
+#[derive(Debug)]
+pub struct Answered {
+    pub origin: Origin,
+    /// Where the scheduler counts it.
+    pub turn: Option<Turn>,
+    /// Who goes on now.
+    pub clear: Vec<Barrier>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    origin: Origin,
+    turn: Option<Turn>,
+}
+
 /// Who goes on when what was asked before is done. A client that was cut off with a write under way may be back, and what it
 /// then writes must come after that.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,7 +77,7 @@ pub enum Barrier {
 /// Requests under way, and who waits for them.
 #[derive(Debug)]
 pub struct Requests {
-    origins: Slab<(u64, Origin)>,
+    origins: Slab<UnderWay>,
     /// In the order of their coming.
     next_number: u64,
     under_way: BTreeSet<u64>,
@@ -71,21 +99,33 @@ impl Requests {
     /// Takes a request in; gives its name at the controller. Callers keep room for it.
     pub fn admit(&mut self, origin: Origin) -> RequestToken {
         self.under_way.insert(self.next_number);
-        let token = self.origins.insert((self.next_number, origin));
+        let token = self.origins.insert(UnderWay { number: self.next_number, origin, turn: None });
         self.next_number += 1;
         RequestToken(token.0)
     }
 
-    /// Ends a request: where it came from, and who goes on now.
-    pub fn answered(&mut self, request: RequestToken) -> Option<(Origin, Vec<Barrier>)> {
-        let (number, origin) = self.origins.remove(Token(request.0))?;
+    /// It has its turn, and counts for the scheduler until it is answered.
+    pub fn went(&mut self, request: RequestToken, turn: Turn) {
+        if let Some(of) = self.origins.get_mut(Token(request.0)) {
+            of.turn = Some(turn);
+        }
+    }
+
+    /// Whether the request is here, and has had no turn that counts.
+    pub fn waits_for_turn(&self, request: RequestToken) -> bool {
+        self.origins.get(Token(request.0)).is_some_and(|of| of.turn.is_none())
+    }
+
+    /// Ends a request.
+    pub fn answered(&mut self, request: RequestToken) -> Option<Answered> {
+        let UnderWay { number, origin, turn } = self.origins.remove(Token(request.0))?;
         self.under_way.remove(&number);
         if self.waiting.is_empty() {
-            return Some((origin, Vec::new()));
+            return Some(Answered { origin, turn, clear: Vec::new() });
         }
         let first = self.under_way.first().copied().unwrap_or(u64::MAX);
         let clear = self.waiting.extract_if(.., |(upto, _)| *upto <= first).map(|(_, who)| who).collect();
-        Some((origin, clear))
+        Some(Answered { origin, turn, clear })
     }
 
     /// Has somebody wait for what is under way; false where nothing is.
@@ -121,10 +161,11 @@ mod tests {
         assert!(requests.waits(Barrier::Session(Token(1))));
         let c = requests.admit(origin(3));
         assert!(requests.waits(Barrier::Forwarded(Token(2))));
-        assert_eq!(requests.answered(b).map(|(origin, clear)| (origin.token, clear)), Some((RequestToken(2), vec![])));
+        let answered = requests.answered(b).map(|Answered { origin, clear, .. }| (origin.token, clear));
+        assert_eq!(answered, Some((RequestToken(2), vec![])));
         // What came after the first does not hold it up.
-        assert_eq!(requests.answered(a).map(|(_, clear)| clear), Some(vec![Barrier::Session(Token(1))]));
-        assert_eq!(requests.answered(c).map(|(_, clear)| clear), Some(vec![Barrier::Forwarded(Token(2))]));
+        assert_eq!(requests.answered(a).map(|answered| answered.clear), Some(vec![Barrier::Session(Token(1))]));
+        assert_eq!(requests.answered(c).map(|answered| answered.clear), Some(vec![Barrier::Forwarded(Token(2))]));
         assert!(requests.answered(c).is_none(), "an answer counts once");
     }
 
@@ -134,6 +175,6 @@ mod tests {
         let a = requests.admit(origin(1));
         assert!(requests.waits(Barrier::Session(Token(1))));
         assert_eq!(requests.give_up(), (vec![a], vec![Barrier::Session(Token(1))]));
-        assert_eq!(requests.answered(a).map(|(_, clear)| clear), Some(vec![]));
+        assert_eq!(requests.answered(a).map(|answered| answered.clear), Some(vec![]));
     }
 }

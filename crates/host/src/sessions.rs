@@ -20,6 +20,7 @@ use crate::event::Effect;
 use crate::forward::{IngressEvent, OwnerEvent};
 use crate::host::{Asked, Host, Out, info};
 use crate::requests::{Barrier, Origin, Requester};
+use crate::turns::Left;
 use crate::volumes::{SESSIONS_MAX, Volume, split_export, split_ticket};
 use crate::writers::SessionId;
 use holdfast_base::{BlockData, BlockError, BlockReply, BlockRequest, ExportInfo, HeadId, Instant, Token, VolumeId};
@@ -410,6 +411,7 @@ impl Host {
             volume.remove_session(bound.head);
         }
         self.close_writer((bound.at, bound.target), SessionId::Own(session));
+        self.turns.left.push_back(Left::Session { at: bound.at, session: SessionId::Own(session) });
     }
 
     /// A controller is gone: its sessions that are forwarded wait for who follows, the others end.

@@ -5,15 +5,16 @@
 
 use crate::access::Lists;
 use crate::event::OpenSpec;
-use crate::limits::{AppliedLimit, Limits};
+use crate::limits::Limits;
 use crate::requests::{Origin, Requests};
 use crate::reservation::ReservedVolume;
+use crate::turns::Tenant;
 use crate::write_gate::HeldChange;
 use crate::writers::{Writers, WritersView};
 use holdfast_base::size::Size;
 use holdfast_base::time::earliest;
 use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, Instant, ObjectId, RequestToken, Slab, Token, VolumeId};
-use holdfast_filter::{FilterId, Stack};
+use holdfast_filter::Stack;
 use holdfast_format::geometry::Layout;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
@@ -62,8 +63,10 @@ pub struct Volume {
     pub(crate) receiver: Option<String>,
     /// Before heads that have any: what is asked of them goes by these.
     pub(crate) filters: Vec<(HeadId, Stack)>,
-    /// Which of them are limits that the records tell of, and heads without one.
-    pub(crate) applied_limits: BTreeMap<HeadId, AppliedLimit>,
+    /// Whose turns count together: heads, and the snapshots of all.
+    pub(crate) tenants: Vec<Tenant>,
+    /// When answers were held back last.
+    pub(crate) quiesced_at: Option<Instant>,
     /// Who may write to which head, and what waits for that.
     pub(crate) writers: BTreeMap<HeadId, Writers>,
     pub(crate) held: Slab<HeldChange>,
@@ -114,6 +117,8 @@ pub(crate) struct Volumes {
     pub access: Lists,
     /// How much clients may have of it.
     pub limits: Limits,
+    /// How often these have changed.
+    pub limits_version: u64,
     /// Volumes that several clients may write to at a time.
     pub shared: BTreeSet<VolumeId>,
     /// Clients' writes leave the spare free, too; until it is known that every host here takes it.
@@ -144,6 +149,7 @@ impl Volumes {
             siblings: (0..config.reactors).filter(|other| *other != config.reactor).collect(),
             access: Lists::new(),
             limits: Limits::new(),
+            limits_version: 0,
             shared: BTreeSet::new(),
             keeps_spare: true,
             by_name: BTreeMap::new(),
@@ -209,7 +215,8 @@ impl Volumes {
             exported,
             receiver: None,
             filters: Vec::new(),
-            applied_limits: BTreeMap::new(),
+            tenants: Vec::new(),
+            quiesced_at: None,
             writers: BTreeMap::new(),
             held: Slab::new(REQUESTS_MAX),
             shared: self.shared.contains(&spec.volume),
@@ -245,7 +252,6 @@ impl Volumes {
         }
         // Filters before a clone that is gone follow it, when they hold nothing.
         volume.filters.retain(|(head, stack)| there.contains(head) || stack.in_flight() > 0);
-        volume.applied_limits.retain(|head, _| there.contains(head));
         volume.writers.retain(|head, writers| there.contains(head) || !writers.is_idle());
     }
 
@@ -386,11 +392,6 @@ impl Volume {
     /// The filters before a head, from above; and what the controller answers to them.
     pub fn stack(&self, head: HeadId) -> Option<&Stack> {
         self.filters.iter().find(|(of, _)| *of == head).map(|(_, stack)| stack)
-    }
-
-    /// Whether a filter is the limit that the records tell of.
-    pub fn is_limit(&self, head: HeadId, filter: FilterId) -> bool {
-        self.applied_limits.get(&head).is_some_and(|applied| applied.filter() == Some(filter))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::mutations::Mutations;
 #[cfg(feature = "simulated")]
 use crate::observed::Observation;
 use crate::requests::{Origin, Requester};
+use crate::turns::Waiting;
 use crate::volumes::Volume;
 use crate::writers::{SessionId, WriterEffect, WriterEvent, Writers};
 use holdfast_base::{BlockError, BlockOp, BlockRequest, Effects, HeadId, Instant, Token, VolumeId};
@@ -72,9 +73,11 @@ impl Host {
         out: Out,
     ) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        let Target::Head(head) = target else { return self.ask_volume(now, (at, target), (origin, op), out) };
+        let Target::Head(head) = target else {
+            return self.ask_volume(now, (at, target), session, (origin, op), out);
+        };
         if !op.changes() {
-            return self.ask_volume(now, (at, target), (origin, op), out);
+            return self.ask_volume(now, (at, target), session, (origin, op), out);
         }
         if volume.held.is_full() {
             return self.answer(now, at, origin, Err(BlockError::Unavailable), out);
@@ -84,10 +87,21 @@ impl Host {
         self.writer_events.push_back((at, head, WriterEvent::Write { session, request }));
     }
 
-    fn ask_volume(&mut self, now: Instant, (at, target): (Token, Target), (origin, op): (Origin, BlockOp), out: Out) {
+    fn ask_volume(
+        &mut self,
+        now: Instant,
+        (at, target): (Token, Target),
+        session: SessionId,
+        (origin, op): (Origin, BlockOp),
+        out: Out,
+    ) {
+        let has_room = self.turns.has_room();
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
-        match volume.admit(origin) {
-            Ok(token) => self.pass(now, at, target, BlockRequest { token, op }, out),
+        match if has_room { volume.admit(origin) } else { Err(origin) } {
+            Ok(token) => {
+                let request = BlockRequest { token, op };
+                self.take_turn(now, Waiting { at, target, session, request }, out);
+            }
             Err(origin) => {
                 if let Some(head) = origin.changes {
                     self.writer_events.push_back((at, head, WriterEvent::Done));
@@ -139,16 +153,12 @@ impl Host {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         match effect {
             WriterEffect::Pass { request } => {
-                let Some(HeldChange { target, origin, op, session: _session }) = volume.held.remove(request) else {
+                let Some(HeldChange { target, origin, op, session }) = volume.held.remove(request) else {
                     return;
                 };
                 #[cfg(feature = "simulated")]
-                self.observed.note(Observation::Given {
-                    session: _session,
-                    requester: origin.requester,
-                    token: origin.token,
-                });
-                self.ask_volume(now, (at, target), (origin, op), out);
+                self.observed.note(Observation::Given { session, requester: origin.requester, token: origin.token });
+                self.ask_volume(now, (at, target), session, (origin, op), out);
             }
             WriterEffect::Refuse { request } => {
                 if let Some(held) = volume.held.remove(request) {

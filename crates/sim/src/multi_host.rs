@@ -31,11 +31,13 @@ use holdfast_base::{
 use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::forward::LAPSE;
+use holdfast_host::homes::FRONT;
 use holdfast_host::requests::Requester;
 use holdfast_host::{
     Budget, Caller, Care, Connection, Effect, Event, Host, Limits, LinkId, Lists, OpenSpec, Order, Outcome, PeerEffect,
-    PeerEvent, Room, Source,
+    PeerEvent, Room, Sibling, Source,
 };
+use holdfast_qos::{Cost, Share};
 use holdfast_store as store;
 use holdfast_volume::{Effect as VolumeEffect, State, Target};
 use machine::HostMachine;
@@ -54,6 +56,9 @@ const CLIENT_PATIENCE: Duration = Duration::from_millis(2 * LAPSE.as_millis() as
 
 /// Pace of a host's comparing what it does with what the records say.
 const ASSIGNMENT_PACE: Duration = Duration::from_millis(500);
+
+/// Of the window, for a reactor of several.
+pub(crate) const SHARE_MIN: Cost = Cost::units(8);
 
 /// Something may be due between hosts.
 const WAKE: u64 = 7;
@@ -89,6 +94,10 @@ pub struct MultiHostPlan {
     pub contend: Option<u32>,
     /// Before the controllers, from above.
     pub filters: Vec<String>,
+    /// Of every volume; empty for none.
+    pub limit: String,
+    /// Hosts are as one reactor of several whose share of the window is the least.
+    pub small_share: bool,
     pub mutations: holdfast_host::Mutations,
     pub of_controllers: holdfast_volume::Mutations,
 }
@@ -115,6 +124,8 @@ impl MultiHostPlan {
             hand_over: 0,
             contend: None,
             filters: Vec::new(),
+            limit: String::new(),
+            small_share: false,
             mutations: holdfast_host::Mutations::default(),
             of_controllers: holdfast_volume::Mutations::default(),
         }
@@ -126,6 +137,7 @@ impl MultiHostPlan {
         let (crash, hang, cut, reset, slow) = (some(20), some(25), some(25), some(60), some(30));
         let node_hang = some(60);
         let (jump, take_over, hand_over) = (some(40), some(20), some(30));
+        let (limit, small_share) = draw_turns(seed);
         MultiHostPlan {
             seed,
             hosts: prng.between(2, 3) as usize,
@@ -145,6 +157,8 @@ impl MultiHostPlan {
             hand_over,
             contend: None,
             filters: draw_filters(seed),
+            limit,
+            small_share,
             mutations: holdfast_host::Mutations::default(),
             of_controllers: holdfast_volume::Mutations::default(),
         }
@@ -170,6 +184,14 @@ fn draw_filters(seed: u64) -> Vec<String> {
     (0..count).map(|_| with_seed(prng.pick::<&str>(&some), prng.next_u64())).collect()
 }
 
+/// Whether requests wait for their turn, and why: of its own numbers, too.
+fn draw_turns(seed: u64) -> (String, bool) {
+    let mut prng = Prng::new(seed ^ 0x7a2_115);
+    let some = ["iops=60,burst=1ms", "iops=200,burst=20ms", "bytes=256KiB,burst=10ms", "iops=90,burst=40/5s,weight=3"];
+    let limit = if prng.chance(300) { prng.pick::<&str>(&some).to_string() } else { String::new() };
+    (limit, prng.chance(400))
+}
+
 /// What a run came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MultiHostOutcome {
@@ -181,6 +203,10 @@ pub struct MultiHostOutcome {
     pub handovers: u64,
     /// Requests that were in filters when these were drained or dropped.
     pub caught: u64,
+    /// Requests that waited for their turn and were dropped with their session or their controller; and those that went since
+    /// the volume was about to.
+    pub dropped: u64,
+    pub released: u64,
     /// Writes that were refused since another client writes, and how often the right to write has passed on.
     pub refused: u64,
     pub passed_on: u64,
@@ -358,6 +384,8 @@ impl MultiHost {
                 caught: 0,
                 refused: 0,
                 passed_on: 0,
+                dropped: 0,
+                released: 0,
             },
             failure: None,
             world,
@@ -414,7 +442,13 @@ impl MultiHost {
         if self.plan.contend.is_none() {
             self.order(host, OTHER, Order::Share(self.volumes.iter().map(|served| served.volume).collect()));
         }
-        self.order(host, OTHER, Order::Access { lists: Lists::new(), limits: Limits::new() });
+        let limited = self.volumes.iter().filter(|_| !self.plan.limit.is_empty());
+        let limits: Limits = limited.map(|served| (served.volume, self.plan.limit.clone())).collect();
+        self.order(host, OTHER, Order::Access { lists: Lists::new(), limits });
+        if self.plan.small_share {
+            let message = Sibling::Share(Share::Units(SHARE_MIN));
+            self.tell(host, Event::Sibling { reactor: FRONT, message });
+        }
     }
 
     fn host(&self, host: usize) -> Option<&Host> {

@@ -11,6 +11,7 @@ fn quiet(seed: u64) -> MultiHostPlan {
     (plan.crash, plan.hang, plan.cut, plan.reset, plan.slow, plan.node_hang) = (0, 0, 0, 0, 0, 0);
     (plan.jump, plan.take_over, plan.hand_over) = (0, 0, 0);
     plan.filters.clear();
+    (plan.limit, plan.small_share) = (String::new(), false);
     plan
 }
 
@@ -29,6 +30,8 @@ fn clients_of_several_hosts_get_what_they_wrote_whatever_happens() {
         ("openings", sum(|o| o.openings)),
         ("hand-overs", sum(|o| o.handovers)),
         ("requests in layers of a volume that went", sum(|o| o.caught)),
+        ("requests that waited for their turn as their session or controller went", sum(|o| o.dropped)),
+        ("requests that had their turn early since their volume went", sum(|o| o.released)),
     ] {
         assert!(count > 0, "no {what} in {SEEDS} runs: the simulator has gone blind");
     }
@@ -90,6 +93,38 @@ fn what_a_layer_holds_comes_out_before_its_volume_goes() {
         handovers += outcome.handovers;
     }
     assert!(caught > 100 && handovers > 60, "{caught} requests caught, {handovers} hand-overs");
+}
+
+/// What waits by a limit is of a volume that is handed over, of one that is taken over, and of sessions that end.
+#[test]
+fn what_waits_for_its_turn_goes_with_its_volume_and_is_dropped_with_its_session() {
+    let (mut dropped, mut released, mut path_changes) = (0, 0, 0);
+    for seed in 0..30 {
+        let mut plan = quiet(seed);
+        plan.requests = 200;
+        plan.limit = "iops=40,burst=1ms".to_string();
+        plan.small_share = seed % 2 == 0;
+        match seed % 3 {
+            0 => plan.hand_over = 100,
+            1 => plan.take_over = 30,
+            _ => (plan.jump, plan.reset) = (60, 20),
+        }
+        let is_left = plan.jump > 0;
+        let clients = plan.clients as u64;
+        let outcome = run_multi_host(plan, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        if is_left {
+            path_changes += outcome.path_changes;
+        } else {
+            assert_eq!(
+                (outcome.aborts, outcome.path_changes),
+                (0, clients),
+                "seed {seed}: a client had to connect again"
+            );
+        }
+        (dropped, released) = (dropped + outcome.dropped, released + outcome.released);
+    }
+    assert!(dropped > 50 && released > 50, "{dropped} dropped, {released} released");
+    assert!(path_changes > 100, "{path_changes} changes of paths");
 }
 
 #[test]

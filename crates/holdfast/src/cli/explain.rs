@@ -89,7 +89,7 @@ fn draw(volume: &VolumeInfo, parts: Option<&Parts>, nodes: &[NodeInfo]) -> Vec<S
     draw_nodes(&mut drawing, parts, nodes);
     drawing.lines.push(String::new());
     drawing.lines.push("Beside arrows: counts since the volume was opened. The rest is as of now.".to_string());
-    if volume.filters.is_some() {
+    if has_filters(volume) {
         drawing.lines.push("Above a filter: counts since it was added.".to_string());
     }
     drawing.lines
@@ -131,14 +131,25 @@ fn draw_front(drawing: &mut Drawing, volume: &VolumeInfo, live: &VolumeLive, par
     )]);
 }
 
+/// More than a limit stands before the volume.
+fn has_filters(volume: &VolumeInfo) -> bool {
+    volume.filters.iter().any(|filters| filters.filters.iter().any(|part| !part.kept))
+}
+
 /// What stands between clients and the controller, with what crossed the edges since the filters were added.
 fn draw_filters(drawing: &mut Drawing, volume: &VolumeInfo) {
     let Some(filters) = volume.filters.as_deref() else { return };
-    for part in &filters.filters {
+    for part in filters.filters.iter().filter(|part| part.kept) {
+        drawing.part("limit", &format!("{}, kept with the volume", part.spec));
+        drawing.more(&filter::counters_text(&part.counters));
+    }
+    if !has_filters(volume) {
+        return;
+    }
+    for part in filters.filters.iter().filter(|part| !part.kept) {
         drawing.edge(&[filter::edge_text(&part.above)]);
         let leaving = if part.leaving { ", going" } else { "" };
-        let kept = if part.kept { ", kept with the volume" } else { "" };
-        drawing.part("filter", &format!("{}: {}{kept}{leaving}", part.id, part.spec));
+        drawing.part("filter", &format!("{}: {}{leaving}", part.id, part.spec));
         if !part.counters.is_empty() {
             drawing.more(&filter::counters_text(&part.counters));
         }

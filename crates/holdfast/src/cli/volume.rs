@@ -718,7 +718,7 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("clients", volume.sessions.to_string());
     row("writers", writers_of(volume));
-    for filter in volume.filters.iter().flat_map(|filters| &filters.filters) {
+    for filter in volume.filters.iter().flat_map(|filters| &filters.filters).filter(|filter| !filter.kept) {
         row("filter", format!("{}: {}", filter.id, filter.spec));
     }
     row("epoch", volume.epoch.to_string());

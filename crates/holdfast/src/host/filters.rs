@@ -39,9 +39,9 @@ impl ControlPlane {
             ),
             FilterOutcome::IsLimit => refuse!(
                 Code::State,
-                "filter {} is the limit of volume {name}, which it keeps wherever it is served; `holdfast volume set {name} --limit \
+                "{} is the limit of volume {name}, which it keeps wherever it is served; `holdfast volume set {name} --limit \
                  none` takes it away",
-                filter.map_or_else(String::new, |filter| filter.to_string())
+                holdfast_host::LIMIT.0
             ),
             FilterOutcome::NoSuch => refuse!(
                 Code::NotFound,

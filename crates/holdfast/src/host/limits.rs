@@ -3,13 +3,15 @@
 //! ```text
 //! limits/ID      (metadata) of a volume or clone: what its limit is told
 //! ```
-//! A clone begins with that of what it was made of. A host keeps to it by a filter; see [`holdfast_host`].
+//! A clone begins with that of what it was made of. A host keeps to it by the policy of a tenant; see [`holdfast_host`].
+//! It is told in the words of the filter `limit`, since hosts of earlier releases keep to it by one.
 
 use super::catalog::Entry;
 use super::control::ControlPlane;
 use anyhow::Result;
 use holdfast_api::{Code, refuse};
-use holdfast_host::filter_of;
+use holdfast_filter::build;
+use holdfast_host::policy_of;
 
 /// What takes a limit away.
 pub const NONE: &str = "none";
@@ -27,12 +29,12 @@ pub fn parse(words: &str) -> Result<Option<String>> {
     if words == NONE {
         return Ok(None);
     }
-    match filter_of(words) {
-        Ok(_) => Ok(Some(words.to_string())),
-        Err(error) => {
-            refuse!(Code::Invalid, "`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`")
-        }
-    }
+    let error = match (policy_of(words), build(&format!("limit:{words}"))) {
+        (Ok(_), Ok(_)) => return Ok(Some(words.to_string())),
+        (Err(error), _) => error.to_string(),
+        (_, Err(error)) => error.to_string(),
+    };
+    refuse!(Code::Invalid, "`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`")
 }
 
 impl ControlPlane {
@@ -50,10 +52,11 @@ mod tests {
     fn a_limit_is_told_in_the_words_of_its_layer() {
         assert_eq!(parse("iops=500,bytes=50MiB").unwrap().as_deref(), Some("iops=500,bytes=50MiB"));
         assert_eq!(parse("none").unwrap(), None);
-        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3"] {
+        // The last ones make policies that earlier releases can't keep to.
+        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3", "limit=500", "iops=500,weight=7", "iops=5,burst=9/1s"] {
             let error = parse(wrong).unwrap_err().to_string();
             assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
         }
-        assert!(filter_of(UNREADABLE).is_err());
+        assert!(policy_of(UNREADABLE).is_err());
     }
 }

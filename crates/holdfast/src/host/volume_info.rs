@@ -6,8 +6,8 @@ use holdfast_api::{
     FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState,
 };
 use holdfast_base::{HeadId, ObjectId};
-use holdfast_filter::FilterView;
-use holdfast_host::{Volume, snapshot_export_name};
+use holdfast_filter::{Edge, FilterView};
+use holdfast_host::{Figures, LIMIT, Volume, policy_of, snapshot_export_name};
 use holdfast_runtime::clock;
 use holdfast_volume::{Sharing, Snapshot, State};
 use std::time::Duration;
@@ -31,10 +31,23 @@ impl Shell {
         Some(self.info(name, volume, head))
     }
 
+    /// What stands before a volume: its limit, if that can be kept to, and filters.
+    fn filters_info(&self, name: &str, volume: &Volume, head: HeadId) -> Option<Box<FiltersInfo>> {
+        let words = volume.id_of(head).filter(|_| volume.is_exported()).and_then(|id| self.host.limit_of(id));
+        let Some(words) = words.filter(|words| policy_of(words).is_ok()) else {
+            return filters_info(volume, head).map(Box::new);
+        };
+        let none = || FiltersInfo { filters: Vec::new(), below: resources::edge(Edge::default()) };
+        let mut info = filters_info(volume, head).unwrap_or_else(none);
+        info.filters.insert(0, limit_info(words, self.host.figures(name).unwrap_or_default()));
+        Some(Box::new(info))
+    }
+
     fn info(&self, name: &str, volume: &Volume, head: HeadId) -> VolumeInfo {
         let mut info = info_of(volume, name, head, |export| self.uris(export));
         info.host = volume.is_exported().then(|| self.name.clone());
         let id = volume.id_of(head);
+        info.filters = self.filters_info(name, volume, head);
         info.only_for = id.and_then(|id| self.host.clients_of(id)).cloned();
         info.limit = id.and_then(|id| self.host.limit_of(id)).map(str::to_string);
         if let Some(reservation) = self.host.reservations().get(&volume.id()).filter(|_| head == HeadId::VOLUME) {
@@ -45,19 +58,35 @@ impl Shell {
     }
 }
 
-fn filters_info(volume: &Volume, head: HeadId) -> Option<Box<FiltersInfo>> {
+fn filters_info(volume: &Volume, head: HeadId) -> Option<FiltersInfo> {
     let stack = volume.stack(head)?;
     let info = |view: FilterView| FilterInfo {
         id: view.id.0,
         spec: view.spec,
         tool: view.nature.is_tool,
         leaving: view.is_leaving,
-        kept: volume.is_limit(head, view.id),
+        kept: false,
         above: resources::edge(view.above),
         counters: view.counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
     };
     let filters = stack.filters().into_iter().map(info).collect();
-    Some(Box::new(FiltersInfo { filters, below: resources::edge(stack.below()) }))
+    Some(FiltersInfo { filters, below: resources::edge(stack.below()) })
+}
+
+/// A limit among filters: what passed it is what went to the volume.
+fn limit_info(words: &str, figures: Figures) -> FilterInfo {
+    let waiting = figures.waiting as u64;
+    let above = Edge { requests: figures.went + waiting, replies: figures.went, ..Edge::default() };
+    let counters = [("waited", figures.held_by_limit), ("waiting now", waiting)];
+    FilterInfo {
+        id: LIMIT.0,
+        spec: format!("limit:{words}"),
+        tool: false,
+        leaving: false,
+        kept: true,
+        above: resources::edge(above),
+        counters: counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect(),
+    }
 }
 
 /// `uris_of` tells where clients find an export.
@@ -105,7 +134,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         epoch: status.epoch.0,
         uris: if volume.is_exported() { uris_of(name) } else { Vec::new() },
         sessions: volume.sessions_of(head),
-        filters: filters_info(volume, head),
+        filters: None,
         live: is_open.then(|| VolumeLive {
             log_bytes: status.log_bytes,
             unplaced_bytes: controller.unplaced_bytes(),

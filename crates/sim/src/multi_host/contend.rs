@@ -35,6 +35,8 @@ impl MultiHost {
                 }
                 Observation::PassedOn => self.outcome.passed_on += 1,
                 Observation::Caught { requests } => self.outcome.caught += requests as u64,
+                Observation::Turned { is_dropped: true } => self.outcome.dropped += 1,
+                Observation::Turned { is_dropped: false } => self.outcome.released += 1,
             }
         }
     }

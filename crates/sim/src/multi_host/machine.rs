@@ -92,5 +92,6 @@ impl Machine for HostMachine {
 
     fn verify(&self) {
         self.host.volumes().for_each(|volume| volume.controller().verify());
+        self.host.verify_turns();
     }
 }

@@ -57,6 +57,11 @@ impl Controller {
         }
     }
 
+    /// Whether answers are held back.
+    pub fn is_quiesced(&self) -> bool {
+        self.quiesce.is_some()
+    }
+
     pub(crate) fn quiesce_deadline(&self) -> Option<Instant> {
         self.quiesce.as_ref().map(|quiesce| quiesce.until)
     }

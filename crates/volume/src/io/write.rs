@@ -220,6 +220,11 @@ impl Controller {
         due && (fits || self.log.len() == 0)
     }
 
+    /// Whether writes wait here, for budget, curve or room, rather than for nodes.
+    pub fn holds_writes(&self) -> bool {
+        !self.writes.queue.is_empty() || self.writes.not_before.is_some()
+    }
+
     /// Whether the head of the queue is a write that full journals hold back.
     pub(crate) fn writes_wait_for_journals(&self) -> bool {
         let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|(_, r)| &r.op) else { return false };
