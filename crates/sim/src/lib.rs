@@ -20,6 +20,7 @@ pub mod ledger_run;
 pub mod meta;
 pub mod multi_host;
 pub mod mutations;
+pub mod neighbours;
 pub mod net;
 pub mod node;
 pub mod plan;

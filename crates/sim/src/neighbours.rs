@@ -1,0 +1,254 @@
+//! Guests of several volumes of one host, which keep requests under way all the time: who waits for whom, by counts of the
+//! host's schedulers.
+//!
+//! Role: the shell of a host with one or several reactors, each a [`Host`] of its own on the same nodes.
+
+use crate::multi_host::SHARE_MIN;
+use crate::multi_host::machine::HostMachine;
+use crate::world::{MachineAt, World};
+use holdfast_base::{
+    BlockOp, BlockRequest, Buf, ByteRange, InstanceId, MetaRequest, MetaVersion, NodeId, RequestToken, Token, VolumeId,
+};
+use holdfast_format::forward::Client as Association;
+use holdfast_format::geometry::Layout;
+use holdfast_format::root::{Root, root_key};
+use holdfast_host::{
+    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Limits, Lists, OpenSpec, Order, Room, Sibling,
+    Source,
+};
+use holdfast_qos::Share;
+use holdfast_store as store;
+use holdfast_volume::State;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const SIZE_BYTES: u64 = 64 << 20;
+
+/// Volumes have this time to open.
+const OPEN_WITHIN: Duration = Duration::from_secs(30);
+
+/// A volume of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Home {
+    pub reactor: usize,
+    /// What its limit is told; empty for none.
+    pub limit: &'static str,
+}
+
+/// What a guest does all the time.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    pub volume: usize,
+    pub in_flight: u64,
+    pub bytes: u64,
+    pub reads: bool,
+}
+
+struct Guest {
+    load: Load,
+    session: Token,
+    asked: u64,
+    answered: u64,
+}
+
+pub struct Neighbours {
+    pub world: World<HostMachine>,
+    reactors: Vec<MachineAt>,
+    homes: Vec<Home>,
+    guests: BTreeMap<Token, Guest>,
+    next_guest: u64,
+    /// They ask again when they are answered.
+    is_busy: bool,
+    /// Sums and shares that went from reactor to reactor.
+    pub sums: u64,
+    pub shares: u64,
+}
+
+fn name_of(volume: usize) -> String {
+    format!("v{volume}")
+}
+
+fn id_of(volume: usize) -> VolumeId {
+    VolumeId(volume as u128 + 1)
+}
+
+impl Neighbours {
+    /// Three nodes, and a host with so many reactors that has opened these volumes.
+    pub fn new(seed: u64, reactors: usize, homes: &[Home]) -> Neighbours {
+        let mut world = World::new(seed, false);
+        let sizing = store::JournalSizing { journal_bytes: 1 << 30, unit_bytes: 1 << 20, shard_bytes_mean: 64 << 10 };
+        for n in 1..=3 {
+            let config = store::NodeConfig::new(world.grid, NodeId(n), InstanceId(0));
+            let node = world.add_node(config, sizing, &[4 << 30]);
+            world.start_node(node);
+        }
+        world.add_host();
+        let machines = (0..reactors).map(|reactor| {
+            let config = holdfast_host::Config {
+                reactor,
+                reactors,
+                grid: world.grid,
+                name: "host".to_string(),
+                instance: InstanceId((reactor as u128 + 1) << 64),
+                budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
+                care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
+                room: Room { max: 64, kept_for_local: 8 },
+                expected_volumes: homes.len(),
+                mutations: holdfast_host::Mutations::default(),
+                of_controllers: holdfast_volume::Mutations::default(),
+                tune: |_| {},
+            };
+            HostMachine::new(Host::new(&config))
+        });
+        let machines: Vec<HostMachine> = machines.collect();
+        let reactors = machines.into_iter().map(|machine| world.attach(0, machine)).collect();
+        let (guests, next_guest, is_busy, sums, shares) = (BTreeMap::new(), 0, true, 0, 0);
+        let mut run = Neighbours { world, reactors, homes: homes.to_vec(), guests, next_guest, is_busy, sums, shares };
+        run.open_all();
+        run
+    }
+
+    fn open_all(&mut self) {
+        let layout: Layout = "mirror:2".parse().expect("a layout");
+        let limits: Limits = self
+            .homes
+            .iter()
+            .enumerate()
+            .filter(|(_, home)| !home.limit.is_empty())
+            .map(|(volume, home)| (id_of(volume), home.limit.to_string()))
+            .collect();
+        for reactor in 0..self.reactors.len() {
+            self.order(reactor, Order::Access { lists: Lists::new(), limits: limits.clone() });
+            self.order(reactor, Order::Share((0..self.homes.len()).map(id_of).collect()));
+        }
+        for (volume, home) in self.homes.clone().into_iter().enumerate() {
+            let (id, name) = (id_of(volume), name_of(volume));
+            let root = Root::new(self.world.grid, id, &name, SIZE_BYTES, layout);
+            let (key, value) = (root_key(id), Some(root.encode()));
+            self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
+            let spec = OpenSpec::of(&root, true, None);
+            self.order(home.reactor, Order::Open { spec, exported: true });
+        }
+        let late = self.world.now() + OPEN_WITHIN;
+        let is_open = |run: &Neighbours, volume: usize| {
+            let found = run.host(run.homes[volume].reactor).find(&name_of(volume));
+            found.is_some_and(|(volume, _)| volume.controller().state() == State::Open)
+        };
+        while !(0..self.homes.len()).all(|volume| is_open(self, volume)) {
+            assert!(self.world.now() < late && self.world.step(), "not all volumes open");
+            self.see_to();
+        }
+    }
+
+    pub fn host(&self, reactor: usize) -> &Host {
+        &self.world.machine(self.reactors[reactor]).expect("it runs").host
+    }
+
+    /// The first reactor gets the least share of the window.
+    pub fn give_least_share(&mut self) {
+        let message = Sibling::Share(Share::Units(SHARE_MIN));
+        self.tell(0, Event::Sibling { reactor: 0, message });
+    }
+
+    /// How a volume fares among others.
+    pub fn figures(&self, volume: usize) -> Figures {
+        self.host(self.homes[volume].reactor).figures(&name_of(volume)).unwrap_or_default()
+    }
+
+    /// Requests of a guest that were answered.
+    pub fn answered(&self, guest: Token) -> u64 {
+        self.guests[&guest].answered
+    }
+
+    fn order(&mut self, reactor: usize, order: Order) {
+        self.tell(reactor, Event::Order { ticket: u64::MAX, order });
+    }
+
+    fn tell(&mut self, reactor: usize, event: Event) {
+        self.world.with(self.reactors[reactor], |machine, now, out| {
+            machine.act(|host, effects| host.handle(now, event, effects), out);
+        });
+    }
+
+    /// A guest comes, and has its requests under way from here on.
+    pub fn come(&mut self, load: Load) -> Token {
+        let to = Token(self.next_guest);
+        self.next_guest += 1;
+        let (label, reactor) = (format!("guest {}", to.0), self.homes[load.volume].reactor);
+        let association = Association { label: label.clone(), ..Association::default() };
+        let connection = Connection { to, label, source: Source::Local, caller: Caller::Local, association };
+        let opened = self.world.with(self.reactors[reactor], |machine, now, out| {
+            machine.act(|host, effects| host.open_session(now, connection, &name_of(load.volume), effects), out)
+        });
+        let (session, _) = opened.expect("the host runs").expect("a guest may come");
+        self.guests.insert(to, Guest { load, session, asked: 0, answered: 0 });
+        (0..load.in_flight).for_each(|_| self.ask(to));
+        self.see_to();
+        to
+    }
+
+    /// A guest goes, whatever it has under way.
+    pub fn go(&mut self, guest: Token) {
+        let Guest { load, session, .. } = self.guests.remove(&guest).expect("it is there");
+        self.tell(self.homes[load.volume].reactor, Event::Close { session });
+        self.see_to();
+    }
+
+    fn ask(&mut self, to: Token) {
+        let guest = self.guests.get_mut(&to).expect("it is there");
+        let Load { volume, bytes, reads, .. } = guest.load;
+        let range = ByteRange { offset: guest.asked * bytes % SIZE_BYTES, len: bytes };
+        let op = match reads {
+            true => BlockOp::Read(range),
+            false => BlockOp::Write { offset: range.offset, data: Buf::zeroes(bytes as usize) },
+        };
+        let request = BlockRequest { token: RequestToken(guest.asked), op };
+        guest.asked += 1;
+        let session = guest.session;
+        self.tell(self.homes[volume].reactor, Event::Request { session, request });
+    }
+
+    fn see_to(&mut self) {
+        for reactor in 0..self.reactors.len() {
+            let at = self.reactors[reactor];
+            while let Some(wish) = self.world.machine_mut(at).and_then(|machine| machine.wishes.pop_front()) {
+                match wish {
+                    Effect::Reply { to, reply } => {
+                        assert!(reply.result.is_ok(), "{reply:?}");
+                        if let Some(guest) = self.guests.get_mut(&to) {
+                            guest.answered += 1;
+                            if self.is_busy {
+                                self.ask(to);
+                            }
+                        }
+                    }
+                    Effect::Sibling { reactor: to, message } => {
+                        self.sums += u64::from(matches!(message, Sibling::Sums(_)));
+                        self.shares += u64::from(matches!(message, Sibling::Share(_)));
+                        self.tell(to, Event::Sibling { reactor, message });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Lets so much time pass.
+    pub fn pass(&mut self, span: Duration) {
+        let until = self.world.now() + span;
+        while self.world.next_at().is_some_and(|at| at <= until) {
+            self.world.step();
+            self.see_to();
+        }
+    }
+
+    /// Nobody asks any more, and all that was asked is answered.
+    pub fn rest(&mut self) {
+        self.is_busy = false;
+        let late = self.world.now() + OPEN_WITHIN;
+        while self.guests.values().any(|guest| guest.answered < guest.asked) {
+            assert!(self.world.now() < late && self.world.step(), "not all is answered");
+            self.see_to();
+        }
+    }
+}
