@@ -25,6 +25,7 @@ use holdfast_base::{
     ObjectId, Slab, Token, VolumeId,
 };
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
+use holdfast_qos::Isolation;
 use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub struct Config {
     pub instance: InstanceId,
     pub budget: Budget,
     pub care: Care,
+    /// Of volumes from each other; without any, no more is kept than limits.
+    pub isolation: Option<Isolation>,
     /// Places of sessions.
     pub room: Room,
     /// Volumes that the budget is divided by.
@@ -80,6 +83,7 @@ impl Config {
             instance: InstanceId(1),
             budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 1 << 30, read_ahead_bytes: 0 },
             care: Care { rebuild_after: hour, scrub_every: year },
+            isolation: Some(Isolation::default()),
             room: Room { max: 8, kept_for_local: 1 },
             expected_volumes: 1,
             mutations: Mutations::default(),
@@ -131,7 +135,7 @@ impl Host {
             room: config.room,
             forward: Forward::new(config),
             groups: Groups::new(config.reactor),
-            turns: Turns::new(config.reactor, config.reactors),
+            turns: Turns::new(config),
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),

@@ -34,7 +34,7 @@ use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Effects, HeadId, Instant, RequestToken, Slab, Token,
 };
 use holdfast_qos::scheduler::{self, REQUESTS_MAX};
-use holdfast_qos::{Config, Figures, Isolation, Kind, Scheduler, Share, Sharing, Slot, Sums, TenantId, sharing};
+use holdfast_qos::{Config, Figures, Kind, Scheduler, Share, Sharing, Slot, Sums, TenantId, sharing};
 use holdfast_volume::{State, Target};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -85,17 +85,24 @@ pub(crate) struct Turns {
     releases: bool,
     driven_at: Instant,
     reactor: usize,
-    reactors: usize,
+    /// With other reactors.
+    is_shared: bool,
     /// Of the first of several reactors.
     sharing: Option<Sharing>,
     sums_at: Option<Instant>,
 }
 
 impl Turns {
-    pub fn new(reactor: usize, reactors: usize) -> Turns {
-        let shares = reactor == FRONT && reactors > 1;
+    pub fn new(config: &crate::Config) -> Turns {
+        let isolation = config.isolation.unwrap_or_default();
+        let mut scheduler = Scheduler::new(Config { isolation, ..Config::default() });
+        if config.isolation.is_none() {
+            let share = Share::Unbounded;
+            scheduler.handle(Instant::ZERO, scheduler::Event::SetShare { share }, &mut Effects::new());
+        }
+        let (reactor, is_shared) = (config.reactor, config.reactors > 1 && config.isolation.is_some());
         Turns {
-            scheduler: Scheduler::new(Config::default()),
+            scheduler,
             effects: Effects::new(),
             waiting: Slab::new(REQUESTS_MAX),
             left: VecDeque::new(),
@@ -103,8 +110,8 @@ impl Turns {
             releases: false,
             driven_at: Instant::ZERO,
             reactor,
-            reactors,
-            sharing: shares.then(|| Sharing::new(reactors, Isolation::default())),
+            is_shared,
+            sharing: (is_shared && reactor == FRONT).then(|| Sharing::new(config.reactors, isolation)),
             sums_at: None,
         }
     }
@@ -161,7 +168,7 @@ impl Host {
         };
         let (kind, bytes) = kind_of(&waiting.request.op);
         let token = self.turns.waiting.insert(waiting);
-        if self.turns.reactors > 1 && self.turns.sums_at.is_none() {
+        if self.turns.is_shared && self.turns.sums_at.is_none() {
             self.turns.sums_at = Some(now + SUMS_PACE);
         }
         let event = scheduler::Event::Request { tenant, kind, bytes, token: RequestToken(token.0) };

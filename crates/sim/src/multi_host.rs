@@ -34,8 +34,8 @@ use holdfast_host::forward::LAPSE;
 use holdfast_host::homes::FRONT;
 use holdfast_host::requests::Requester;
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Host, Limits, LinkId, Lists, OpenSpec, Order, Outcome, PeerEffect,
-    PeerEvent, Room, Sibling, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, LinkId, Lists, OpenSpec, Order, Outcome,
+    PeerEffect, PeerEvent, Room, Sibling, Source,
 };
 use holdfast_qos::{Cost, Share};
 use holdfast_store as store;
@@ -430,6 +430,7 @@ impl MultiHost {
             instance: InstanceId(self.prng.next_u128()),
             budget: Budget { writeback_bytes: 1 << 20, map_cache_bytes: 1 << 20, read_ahead_bytes: 0 },
             care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
+            isolation: Some(Isolation::default()),
             room: Room { max: 64, kept_for_local: 8 },
             expected_volumes: self.volumes.len(),
             mutations: self.plan.mutations,

@@ -13,8 +13,8 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Limits, Lists, OpenSpec, Order, Room, Sibling,
-    Source,
+    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Limits, Lists, OpenSpec, Order, Room,
+    Sibling, Source,
 };
 use holdfast_qos::Share;
 use holdfast_store as store;
@@ -75,6 +75,11 @@ fn id_of(volume: usize) -> VolumeId {
 impl Neighbours {
     /// Three nodes, and a host with so many reactors that has opened these volumes.
     pub fn new(seed: u64, reactors: usize, homes: &[Home]) -> Neighbours {
+        Neighbours::isolated(seed, reactors, homes, Some(Isolation::default()))
+    }
+
+    /// The same, of volumes that are so far isolated from each other.
+    pub fn isolated(seed: u64, reactors: usize, homes: &[Home], isolation: Option<Isolation>) -> Neighbours {
         let mut world = World::new(seed, false);
         let sizing = store::JournalSizing { journal_bytes: 1 << 30, unit_bytes: 1 << 20, shard_bytes_mean: 64 << 10 };
         for n in 1..=3 {
@@ -92,6 +97,7 @@ impl Neighbours {
                 instance: InstanceId((reactor as u128 + 1) << 64),
                 budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
                 care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
+                isolation,
                 room: Room { max: 64, kept_for_local: 8 },
                 expected_volumes: homes.len(),
                 mutations: holdfast_host::Mutations::default(),
@@ -126,7 +132,7 @@ impl Neighbours {
             let root = Root::new(self.world.grid, id, &name, SIZE_BYTES, layout);
             let (key, value) = (root_key(id), Some(root.encode()));
             self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
-            let spec = OpenSpec::of(&root, true, None);
+            let spec = OpenSpec::of(&root, true, Default::default(), None);
             self.order(home.reactor, Order::Open { spec, exported: true });
         }
         let late = self.world.now() + OPEN_WITHIN;

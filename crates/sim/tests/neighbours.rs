@@ -57,6 +57,20 @@ fn what_a_guest_had_waiting_is_dropped_as_it_goes() {
 }
 
 #[test]
+fn without_isolation_limits_are_kept_and_nobody_waits_for_others() {
+    let homes = [home(0, ""), home(0, "iops=200,burst=1ms"), home(1, "")];
+    let mut run = Neighbours::isolated(6, 2, &homes, None);
+    for load in [writes(0, 128, 8 << 10), writes(1, 8, 4 << 10), writes(2, 1, 8 << 10)] {
+        run.come(load);
+    }
+    run.pass(Duration::from_millis(300));
+    let figures = [0, 1, 2].map(|volume| run.figures(volume));
+    assert_eq!([figures[0].waited, figures[2].waited], [0, 0], "{figures:?}");
+    assert!((58..=62).contains(&figures[1].went) && figures[1].held_by_limit > 50, "{figures:?}");
+    assert_eq!((run.sums, run.shares), (0, 0), "there is no window to share");
+}
+
+#[test]
 fn the_least_weight_waits_a_second_at_most() {
     let limits = ["iops=1000000,weight=1", "iops=1000000,weight=1000", "iops=1000000,weight=1000"];
     let mut run = Neighbours::new(4, 1, &limits.map(|limit| home(0, limit)));

@@ -5,6 +5,7 @@ use crate::grid::layout::HostConfig;
 use crate::node;
 use holdfast_base::size::Size;
 use holdfast_format::schedule::{NoSpan, Span};
+use holdfast_host::Isolation;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub enum Kind {
     Switch,
     /// A count up to this, or `auto`.
     Threads(u32),
+    /// One of [`ISOLATIONS`].
+    Isolation,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,7 +45,17 @@ pub enum Value {
     Switch(bool),
     /// Zero is `auto`.
     Threads(u32),
+    /// Nothing is `off`.
+    Isolation(Option<Isolation>),
 }
+
+/// How volumes of a host are kept from each other, from most on.
+const ISOLATIONS: [(&str, Option<Isolation>); 4] = [
+    ("strict", Some(Isolation::Strict)),
+    ("balanced", Some(Isolation::Balanced)),
+    ("rate", Some(Isolation::Rate)),
+    ("off", None),
+];
 
 /// One key.
 pub struct Key {
@@ -216,6 +229,20 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.node_reactors = value.some_threads(),
     },
     Key {
+        name: "qos.isolation",
+        kind: Kind::Isolation,
+        default: "off",
+        example: "balanced",
+        brief: "Isolation of the volumes of a host from each other.",
+        more: "While guests of several volumes ask, no more is under way at a time than latency allows. Bounds are 1.3 times \
+               (`strict`), 4 times (`balanced`) or 10 times (`rate`) of what it is when little is under way. The rest waits in \
+               the host, where a guest with few requests goes before one with hundreds. Less under way is less done in all. A \
+               volume that is alone has no such bound, and with `off` none has. Limits of volumes are kept in any case.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.isolation = value.isolation(),
+    },
+    Key {
         name: "cache.reads",
         kind: READ_CACHE,
         default: "10 %",
@@ -294,6 +321,7 @@ impl Kind {
             Kind::Group => "a group's name or number".to_string(),
             Kind::Switch => "on or off".to_string(),
             Kind::Threads(to) => format!("a number from 1 to {to}, or auto"),
+            Kind::Isolation => "strict, balanced, rate or off".to_string(),
         }
     }
 
@@ -330,6 +358,11 @@ impl Kind {
                 "off" => Ok(Value::Switch(false)),
                 _ => Err(format!("`{text}` is neither: it is {}", self.text())),
             },
+            Kind::Isolation => {
+                let found = ISOLATIONS.iter().find(|(name, _)| *name == text);
+                let isolation = found.map(|(_, isolation)| Value::Isolation(*isolation));
+                isolation.ok_or_else(|| format!("`{text}` is none: it is {}", self.text()))
+            }
             Kind::Threads(_) if text == "auto" => Ok(Value::Threads(0)),
             Kind::Threads(to) => {
                 let count: u64 = text.parse().map_err(|_| format!("`{text}` is no number: it is {}", self.text()))?;
@@ -380,6 +413,13 @@ impl Value {
         }
     }
 
+    fn isolation(&self) -> Option<Isolation> {
+        match self {
+            Value::Isolation(isolation) => *isolation,
+            _ => unreachable!("the table puts only isolations where isolations go"),
+        }
+    }
+
     fn is_on(&self) -> bool {
         match self {
             Value::Switch(is_on) => *is_on,
@@ -422,6 +462,10 @@ impl Value {
             Value::Group(group) => group.clone(),
             Value::Threads(0) => "auto".to_string(),
             Value::Threads(count) => count.to_string(),
+            Value::Isolation(isolation) => {
+                let (name, _) = ISOLATIONS.iter().find(|(_, of)| of == isolation).expect("all are there");
+                (*name).to_string()
+            }
             Value::Switch(is_on) => if *is_on { "on" } else { "off" }.to_string(),
         }
     }
@@ -477,6 +521,7 @@ mod tests {
         assert_eq!(Kind::Share(50).parse("25%"), Ok(Value::Share(25)));
         assert!(Kind::Share(50).parse("60 %").unwrap_err().contains("from 1 % to 50 %, or off"));
         assert!(Kind::Share(50).parse("0 %").is_err() && Kind::Share(50).parse("12").is_err());
+        assert!(Kind::Isolation.parse("none").unwrap_err().contains("balanced, rate or off"));
         assert!(Kind::Switch.parse("yes").unwrap_err().contains("on or off"));
         assert!(Kind::Address.parse("10.0.0.1").is_err() && Kind::Directory.parse("tls").is_err());
     }

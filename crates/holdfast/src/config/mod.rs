@@ -13,6 +13,7 @@ pub use explain::{explain_key, explain_keys, markdown, template};
 pub use file::ConfigError;
 use file::{Complaint, Found};
 use holdfast_base::size::Size;
+use holdfast_host::Isolation;
 use keys::{KEYS, Value};
 use std::fs;
 use std::net::SocketAddr;
@@ -34,6 +35,8 @@ pub struct HostSettings {
     pub reactors: usize,
     /// Of a node; `None` where it is to choose.
     pub node_reactors: Option<u32>,
+    /// Of volumes of the host from each other.
+    pub isolation: Option<Isolation>,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
     /// Of nodes; zero is none.

@@ -26,7 +26,7 @@ use anyhow::{Context, Result, anyhow};
 use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
 use holdfast_host::homes::{Share, Spread};
 use holdfast_host::reservation::ReservedVolume;
-use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Limits, Lists, OpenSpec, Order, Room};
+use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Isolation, Limits, Lists, OpenSpec, Order, Room};
 use holdfast_runtime::mailbox::{self, Sender};
 use holdfast_runtime::reactor::{self, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::TlsServer;
@@ -59,6 +59,7 @@ struct Common {
     /// Shared evenly.
     budget: Budget,
     care: Care,
+    isolation: Option<Isolation>,
     places: HostPlaces,
     expected_volumes: usize,
     assignment: Assignment,
@@ -107,6 +108,7 @@ impl Common {
                 read_ahead_bytes: self.budget.read_ahead_bytes / count as u64,
             },
             care: self.care,
+            isolation: self.isolation,
             room: Room { max: max / count, kept_for_local: kept_for_local / count },
             expected_volumes: self.expected_volumes.div_ceil(count),
             tune: |_| {},
@@ -255,6 +257,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
             read_ahead_bytes: settings.read_ahead_bytes,
         },
         care: Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every },
+        isolation: settings.isolation,
         places,
         expected_volumes: exported.len(),
         assignment: assignment.clone(),
