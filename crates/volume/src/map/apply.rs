@@ -115,11 +115,12 @@ fn names_source(place: Option<&Place>, source: Source, offset: u64, now: &Place)
 }
 
 /// Where the unit of that offset was, if the first of the extent started at `granule`: units are moved as they lie. What
-/// was not is an extent by itself.
+/// was not is an extent by itself, and of where it was its length now tells nothing.
 fn start_in_source(granule: u32, offset: u64, now: &Place) -> Option<u32> {
     match now {
+        _ if offset == 0 => Some(granule),
         Place::Segment { stored: Stored::Packed { lengths, .. }, .. } => Some(lengths.start_of(offset, granule)),
-        _ => (offset == 0).then_some(granule),
+        _ => None,
     }
 }
 

@@ -200,6 +200,7 @@ pub(crate) mod tests {
     use crate::segment::{Named, SegmentInfo};
     use holdfast_base::{HeadId, Lsn};
     use holdfast_format::packing::{BLOCK_GRANULES, Codec, StoredLength, StoredLengths};
+    use holdfast_format::record::{CommitExtent, SegmentCommit, Source};
 
     /// Blocks of a volume that there are units of.
     const PACKED_BLOCKS: u64 = 2500;
@@ -305,6 +306,34 @@ pub(crate) mod tests {
         assert_eq!(kept.seen(0, 0, 8), [0, 0, 0, 0, 2, 2, 1, 1]);
         assert_eq!((kept.live(1), kept.live(2)), (2, 2));
         assert_eq!(kept.map.mapped_end(ObjectId(0)), 8);
+    }
+
+    #[test]
+    fn a_unit_that_becomes_another_is_found_where_it_was_whatever_its_length_is_now() {
+        let mut kept = TestMap::new();
+        // Of 8, 15, 22 and 29 granules.
+        kept.write_packed(0, 1, 4, 1);
+        let was = [64, 72, 87, 109];
+        // A whole block, and a unit that crosses a stripe where the former one was, begin elsewhere.
+        let becomes =
+            [StoredLength::compressed(Codec::Zstd, 5), StoredLength::RAW, StoredLength::RAW, StoredLength::RAW];
+        let lengths = StoredLengths::new(becomes);
+        let geometry = holdfast_format::geometry::Geometry::new("mirror:2".parse().expect("a layout"), 4);
+        let of = |at: usize| CommitExtent {
+            key: Key::new(ObjectId(0), holdfast_base::Lba(1 + at as u64)),
+            blocks: 1,
+            source: Source::Packed { segment: no(1, 1), granule: was[at] },
+        };
+        let commit = SegmentCommit {
+            segment: no(1, 2),
+            geometry,
+            homes: Vec::new(),
+            extents: (0..4).map(of).collect(),
+            crcs: vec![1; 4],
+        };
+        kept.with(|map, accounts| map.apply_commit(&commit, Some(&lengths), Lsn(9), accounts));
+        assert_eq!(kept.seen(0, 1, 4), [2; 4]);
+        assert_eq!((kept.live(1), kept.live(2)), (0, 4));
     }
 
     #[test]
