@@ -100,7 +100,9 @@ impl SegmentInfo {
         let unseen = capacity - data_bytes;
         let (dead_bytes, kept_bytes) = if self.kept { (0, unseen) } else { (unseen, 0) };
         let payload_bytes = self.payload_blocks() * BLOCK_BYTES as u64;
-        let shown_bytes = self.visible().blocks * BLOCK_BYTES as u64;
+        let Named { size, blocks } = self.visible();
+        let shown_blocks = if size > self.capacity() { blocks * self.capacity() / size } else { blocks };
+        let shown_bytes = shown_blocks * BLOCK_BYTES as u64;
         SpaceUse {
             data_bytes,
             dead_bytes,
@@ -702,6 +704,21 @@ pub(crate) mod tests {
         assert_eq!((space.data_bytes, space.dead_bytes), (5936 * 64, 64 * 64));
         // Two copies of 100 blocks.
         assert_eq!(space.data_bytes + space.dead_bytes + space.padding_bytes + space.redundancy_bytes, 200 * 4096);
+        table.verify();
+    }
+
+    #[test]
+    fn what_is_named_twice_while_a_fold_is_due_is_shown_once() {
+        let mut table = table();
+        let space = |table: &Segments, no| table.get(no).expect("it is in the table").space();
+        table.insert(no(2, 1), info(100, 0, &homes([1, 2])));
+        table.add_live(no(2, 1), Named::of_blocks(150));
+        let SpaceUse { data_bytes, shown_bytes, plain_bytes, .. } = space(&table, no(2, 1));
+        assert_eq!((data_bytes, shown_bytes, plain_bytes), (409_600, 409_600, 409_600));
+        // Blocks are a third of what their units are.
+        table.insert(no(2, 2), SegmentInfo { units: NonZeroU32::new(6000), ..info(100, 0, &homes([1, 2])) });
+        table.add_live(no(2, 2), Named { size: 9000, blocks: 450 });
+        assert_eq!(space(&table, no(2, 2)).shown_bytes, 300 * BLOCK_BYTES as u64);
         table.verify();
     }
 
