@@ -58,7 +58,7 @@ pub struct Config {
     pub read_ahead_after_blocks: u64,
     /// Payload of a full segment.
     pub segment_payload_bytes: u32,
-    /// How long rests what looks for blocks to make smaller.
+    /// How long rests what looks for blocks to make smaller. Guests that have asked for nothing for so long are away.
     pub repack_every: Duration,
     /// A write at least this long becomes a segment directly.
     pub direct_bytes_min: u32,

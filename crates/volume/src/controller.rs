@@ -674,9 +674,9 @@ impl Controller {
                     self.log.destage_again(&entries);
                     self.room.on_destage_refused(self.basis.now);
                 }
-                JobKind::Clean { .. } => {
+                JobKind::Clean { aim } => {
                     self.writer.give_up(job);
-                    self.on_clean_refused();
+                    self.on_clean_refused(aim);
                 }
                 JobKind::Direct { .. } | JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {}
             }
@@ -964,11 +964,6 @@ impl Controller {
         if goes_on {
             self.drive_cleaner(out);
         }
-    }
-
-    pub(crate) fn on_clean_refused(&mut self) {
-        let (care, mut around) = self.care();
-        care.cleaner.on_refused(&mut around);
     }
 
     fn drive_scrub(&mut self, out: Out) {

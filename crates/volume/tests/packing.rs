@@ -292,3 +292,98 @@ fn an_owner_that_serves_no_more_writes_nothing_that_was_packed_for_it() {
     model.world.drain();
     assert_eq!(begun(&model.world), before);
 }
+
+fn set(model: &mut Model, compression: Compression) {
+    model.world.push(Event::SetCompression { compression });
+    model.world.span(Duration::from_secs(1));
+    assert_eq!(model.world.controller.compression(), compression);
+}
+
+/// How long nothing is going to be looked at.
+fn rests_for(model: &Model) -> Duration {
+    model.world.controller.next_deadline().expect("it is open").since(model.world.now)
+}
+
+#[test]
+fn a_volume_that_is_packed_no_more_comes_to_rest() {
+    let mut model = Model::new(70, 3, Layout::Mirror { copies: 2 });
+    set(&mut model, Compression::Off);
+    write_raw(&mut model);
+    model.world.span(Duration::from_secs(60));
+    assert!(rests_for(&model) > Duration::from_secs(1), "before");
+    // In the midst of a walk over the table.
+    model.world.packed = Some(Vec::new());
+    set(&mut model, Compression::Lz4);
+    model.world.span(Duration::from_secs(1));
+    set(&mut model, Compression::Off);
+    let held = model.world.packed.take().expect("it was held up");
+    assert!(!held.is_empty());
+    held.into_iter().for_each(|event| model.world.push(event));
+    model.world.span(Duration::from_secs(60));
+    assert!(model.world.controller.status().counters.repacked_bytes > 0);
+    assert!(rests_for(&model) > Duration::from_secs(1), "it has ended");
+}
+
+#[test]
+fn what_is_written_again_and_again_is_not_packed_in_every_pause() {
+    let mut model = Model::new(72, 3, Layout::Mirror { copies: 2 });
+    model.world.span(Duration::from_secs(30));
+    const ROUNDS: u64 = 40;
+    for _ in 0..ROUNDS {
+        for at in (0..512).step_by(256) {
+            let mut data = vec![7; (256 * BLOCK) as usize];
+            data.chunks_mut(BLOCK_BYTES).for_each(|block| model.prng.fill(&mut block[..1000]));
+            model.write_data(at, data);
+        }
+        model.world.span(Duration::from_secs(3));
+    }
+    let written = ROUNDS * 512 * BLOCK;
+    let repacked = model.world.controller.status().counters.repacked_bytes;
+    assert!(repacked < written / 4, "{repacked} bytes of {written} were packed later");
+    model.world.span(Duration::from_secs(120));
+    assert!(data_bytes(&model) < 512 * BLOCK / 2, "{} bytes", data_bytes(&model));
+    model.judge("packed");
+}
+
+/// Of segments of two rows, all of it raw.
+fn of_small_segments(seed: u64) -> Model {
+    let mut model = Model::new(seed, 3, Layout::Mirror { copies: 2 });
+    let small = |c: Config| Config { segment_payload_bytes: 128 << 10, direct_bytes_min: 64 << 10, ..c };
+    model.world.config = model.world.config.take().map(small);
+    model.world.open();
+    set(&mut model, Compression::Off);
+    write_raw(&mut model);
+    model
+}
+
+#[test]
+fn where_there_is_no_room_packing_leaves_the_grid_alone() {
+    let mut model = of_small_segments(74);
+    // Nodes say that they have room, and refuse every shard of data.
+    model.world.nodes.iter_mut().for_each(|node| node.refuse_above = 20 << 10);
+    let before = model.world.controller.status().counters.shard_reads;
+    set(&mut model, Compression::Auto);
+    model.world.span(Duration::from_secs(120));
+    let read = model.world.controller.status().counters.shard_reads - before;
+    assert!((1..60).contains(&read), "{read} reads");
+    model.world.nodes.iter_mut().for_each(|node| node.refuse_above = usize::MAX);
+    model.world.span(Duration::from_secs(120));
+    assert!(data_bytes(&model) < BLOCKS * BLOCK * 3 / 4);
+    model.judge("packed");
+}
+
+#[test]
+fn nothing_is_packed_later_while_it_would_be_written_in_a_narrower_layout() {
+    let mut model = Model::new(78, 3, Layout::Parity { data: 2, parity: 1 });
+    set(&mut model, Compression::Off);
+    write_raw(&mut model);
+    model.world.node_down(2);
+    model.world.span(Duration::from_secs(30));
+    set(&mut model, Compression::Lz4);
+    model.world.span(Duration::from_secs(60));
+    assert_eq!(model.world.controller.status().counters.repacked_bytes, 0);
+    model.world.node_back(2);
+    model.world.span(Duration::from_secs(120));
+    assert!(data_bytes(&model) < BLOCKS * BLOCK * 3 / 4, "{} bytes", data_bytes(&model));
+    model.judge("packed");
+}

@@ -672,7 +672,6 @@ impl ControlPlane {
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
-        let compression = compression.filter(|compression| *compression != entry.settings.compression);
         if let Some(compression) = compression {
             self.check_compression(name, compression, root.key_id.is_some())?;
             if compression != Compression::Off {

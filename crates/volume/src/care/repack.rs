@@ -2,7 +2,8 @@
 //! the volume was packed, and what was packed by a faster codec.
 //!
 //! States: walking over the table, so many segments at a time -> resting for a while. What the codec was tried on since
-//! the volume was opened is passed over: what can't be made smaller is read once.
+//! the volume was opened is passed over: what can't be made smaller is read once. A pass for which there was no room, or
+//! to which nobody came, ends the walk; so does a volume that is packed no more.
 
 use super::Around;
 use super::cleaner::{Cleaner, VICTIMS_MAX};
@@ -23,13 +24,25 @@ impl Repacker {
         self.next == SegmentNo::default()
     }
 
-    /// Between two walks, and after a pass that nobody came to.
+    /// Between two walks, and after a pass that nobody came to, or for which there was no room.
     pub(crate) fn rest(&mut self, basis: &Basis) {
         *self = Repacker { next: SegmentNo::default(), rests_until: basis.now + basis.config.repack_every };
     }
 
-    /// The next segments whose blocks make up one that is not packed, if there are some.
-    pub(crate) fn take(&mut self, around: &Around<'_>, cleaner: &Cleaner, codec: Codec) -> Vec<SegmentNo> {
+    /// Nothing is packed any more: a walk that is under way ends.
+    pub(crate) fn stop(&mut self) {
+        self.next = SegmentNo::default();
+    }
+
+    /// The next segments whose blocks make up one that is not packed, if there are some; of old ones, while guests come
+    /// and go.
+    pub(crate) fn take(
+        &mut self,
+        around: &Around<'_>,
+        cleaner: &Cleaner,
+        codec: Codec,
+        guests_are_away: bool,
+    ) -> Vec<SegmentNo> {
         let mut found = Vec::new();
         if around.basis.now < self.rests_until {
             return found;
@@ -38,8 +51,10 @@ impl Repacker {
         let mut ahead = around.segments.iter_from(self.next);
         for (no, info) in ahead.by_ref().take(around.basis.config.search_step) {
             let blocks = info.visible().blocks;
+            let is_old = guests_are_away || around.map.heat_class(info.born) > 0;
+            let is_wanted = is_old && is_worth_a_try(around, cleaner, (no, info), codec);
             // What fits into no segment has nothing to gain.
-            if !is_worth_a_try(around, cleaner, (no, info), codec) || found.is_empty() && blocks > room {
+            if !is_wanted || found.is_empty() && blocks > room {
                 continue;
             }
             if blocks > room || found.len() == VICTIMS_MAX {
@@ -68,5 +83,4 @@ fn is_worth_a_try(around: &Around<'_>, cleaner: &Cleaner, (no, info): (SegmentNo
         && !cleaner.is_unreadable(no)
         && !cleaner.is_emptied(no)
         && !topology.is_in_first_tier(&info.geometry, &info.homes)
-        && (!around.guests_are_at_work || around.map.heat_class(info.born) > 0)
 }

@@ -65,22 +65,33 @@ impl Controller {
 
     // ---- what is packed later ----
 
-    /// By what blocks are packed that were written as they are, or by what was fast, while that is in nobody's way.
-    pub(crate) fn packs_at_rest(&self) -> Option<Codec> {
-        let codec = match self.basis.config.compression {
-            Compression::Off => return None,
-            Compression::Lz4 => Codec::Lz4,
-            Compression::Auto => Codec::Zstd,
-        };
-        (self.packs() && !self.is_pressed() && self.may_move_data(Need::Choice)).then_some(codec)
+    /// By what blocks are packed that were written as they are, or by what was fast, while that is in nobody's way; and
+    /// not where it would be written anew as soon as devices are back.
+    pub(crate) fn packs_at_rest(&mut self) -> Option<Codec> {
+        if !self.packs() || !self.topology().is_as_wanted() {
+            self.care.repacker.stop();
+            return None;
+        }
+        let codec = if self.basis.config.compression == Compression::Lz4 { Codec::Lz4 } else { Codec::Zstd };
+        (!self.is_pressed() && self.may_move_data(Need::Choice)).then_some(codec)
     }
 
     pub(crate) fn take_unpacked(&mut self, codec: Codec) -> Vec<SegmentNo> {
+        let guests_are_away = self.basis.now.since(self.last_activity) >= self.basis.config.repack_every;
         let (care, around) = self.care();
-        care.repacker.take(&around, &care.cleaner, codec)
+        care.repacker.take(&around, &care.cleaner, codec, guests_are_away)
     }
 
-    /// A pass that was to make blocks smaller ends: that codec does not, or nobody came to it.
+    /// There is no room for what a pass moves. What makes room does not wait for one that only makes blocks smaller.
+    pub(crate) fn on_clean_refused(&mut self, aim: Aim) {
+        if matches!(aim, Aim::Packing(_)) {
+            return self.on_not_worth(None);
+        }
+        let (care, mut around) = self.care();
+        care.cleaner.on_refused(&mut around);
+    }
+
+    /// A pass that was to make blocks smaller ends: that codec does not, or nobody came to it, or there is no room.
     pub(crate) fn on_not_worth(&mut self, codec: Option<Codec>) {
         let (care, mut around) = self.care();
         let victims = care.cleaner.on_not_worth(&mut around);

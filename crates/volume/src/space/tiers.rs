@@ -121,6 +121,11 @@ impl Topology<'_> {
         Some(place)
     }
 
+    /// Whether what is moved now gets the layout, and the media, that the policy says.
+    pub(crate) fn is_as_wanted(self) -> bool {
+        self.capacity_place() == Some(self.own_place())
+    }
+
     fn own_place(self) -> Place {
         Place { layout: self.root().layout, media: self.root().tiers.capacity }
     }
