@@ -2,6 +2,7 @@
 
 use super::filter;
 use super::format::{print, print_json};
+use super::space::packed_text;
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
@@ -239,13 +240,15 @@ fn draw_layout(drawing: &mut Drawing, live: &VolumeLive, parts: &Parts) {
     }
     let space = &live.space;
     drawing.more(&format!(
-        "of it {} data ({} as clients see them), {} dead, {} redundancy; {} degraded",
+        "of it {} data, {} dead, {} redundancy; {} degraded",
         Size(space.data_bytes),
-        Size(space.shown_bytes),
         Size(space.dead_bytes),
         Size(space.redundancy_bytes),
         count(live.degraded_segments, "segment")
     ));
+    if let Some(packed) = packed_text(space) {
+        drawing.more(&packed);
+    }
     drawing.edge(&[
         format!(
             "{} to other shards; {} computed",

@@ -158,19 +158,23 @@ pub struct Saved {
 
 impl Saved {
     /// Nothing of a volume of which nothing is packed.
-    pub fn of(volume: &str, space: &SpaceUse) -> Option<Saved> {
+    fn of(volume: &str, space: &SpaceUse) -> Option<Saved> {
         let SpaceUse { data_bytes, padding_bytes, shown_bytes, plain_bytes, .. } = *space;
         let stored_bytes = data_bytes + padding_bytes;
         let saved = Saved { volume: volume.to_string(), shown_bytes, stored_bytes, plain_bytes };
         (plain_bytes < shown_bytes).then_some(saved)
     }
 
-    /// What packing does, before copies and parity.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         let ratio = self.stored_bytes as f64 / self.shown_bytes.max(1) as f64;
         let (shown, stored, plain) = (Size(self.shown_bytes), Size(self.stored_bytes), Size(self.plain_bytes));
         format!("{shown} of data take {stored} ({ratio:.2}); {plain} of them are not packed")
     }
+}
+
+/// What packing does to a volume's data, before copies and parity; nothing where none of them are packed.
+pub fn packed_text(space: &SpaceUse) -> Option<String> {
+    Saved::of("", space).map(|saved| saved.text())
 }
 
 pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {

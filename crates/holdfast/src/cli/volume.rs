@@ -3,7 +3,7 @@
 use super::format::{print, print_json, print_table, table};
 use super::protect::{self, Redundancy};
 use super::snapshot::share;
-use super::space::Saved;
+use super::space::packed_text;
 use super::tier::TierFlags;
 use crate::client;
 use crate::grid::layout::GridDir;
@@ -723,8 +723,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {
-        if let Some(saved) = Saved::of(&volume.name, &live.space) {
-            row("packed", saved.text());
+        if let Some(packed) = packed_text(&live.space) {
+            row("packed", packed);
         }
         live_rows(live, &mut row);
     }
