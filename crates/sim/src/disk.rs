@@ -361,8 +361,14 @@ impl Disk {
 
     /// Flips a bit in up to `count` written sectors at or after `from`. Returns how many were damaged.
     pub fn rot(&mut self, from: u64, count: u32) -> u32 {
+        self.rot_where(from, count, |_| true)
+    }
+
+    /// As [`Disk::rot`], in those chunks alone whose number is chosen.
+    pub fn rot_where(&mut self, from: u64, count: u32, is_chosen: impl Fn(usize) -> bool) -> u32 {
         let first = (from / CHUNK_BYTES as u64) as usize;
-        let written: Vec<usize> = (first..self.chunks.len()).filter(|i| self.chunks[*i].is_some()).collect();
+        let may_rot = |i: &usize| self.chunks[*i].is_some() && is_chosen(*i);
+        let written: Vec<usize> = (first..self.chunks.len()).filter(may_rot).collect();
         if written.is_empty() {
             return 0;
         }
