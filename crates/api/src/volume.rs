@@ -224,11 +224,6 @@ impl SpaceUse {
         let payload_bytes = self.data_bytes + self.dead_bytes + self.kept_bytes + self.padding_bytes;
         payload_bytes + self.redundancy_bytes + self.metadata_bytes
     }
-
-    /// What packing saves, before copies and parity.
-    pub fn saved_bytes(&self) -> u64 {
-        self.shown_bytes.saturating_sub(self.data_bytes + self.padding_bytes)
-    }
 }
 
 /// What an open volume holds.

@@ -48,7 +48,7 @@ pub enum Compression {
     Off,
     /// All by lz4, which is fast.
     Lz4,
-    /// By lz4 when they leave the log, and by zstd what is moved later: smaller, and three times the work.
+    /// By lz4 when they leave the log, and by zstd what is moved later, which makes more of it for more work.
     Auto,
 }
 

@@ -8,6 +8,7 @@ use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
+use holdfast_format::wire::PACKED_SINCE;
 use holdfast_volume::{Change, Config, Event, State};
 use std::time::Duration;
 use support::*;
@@ -196,6 +197,24 @@ fn what_was_written_as_it_is_becomes_smaller_while_guests_rest() {
         assert_eq!((cleaned_bytes(&model), data_bytes(&model)), (0, by_zstd), "{layout:?}");
         model.judge("after an owner that crashed");
     }
+}
+
+#[test]
+fn nothing_is_packed_while_a_node_of_an_older_release_is_there() {
+    let mut model = Model::new(62, 3, Layout::Mirror { copies: 2 });
+    let greet = |model: &mut Model, version| {
+        let (node, devices) = (model.world.nodes[2].id, vec![model.world.nodes[2].stat()]);
+        model.world.push(Event::NodeDown { node });
+        model.world.push(Event::NodeUp { node, boot: InstanceId(1), version, devices });
+        model.world.drain();
+    };
+    greet(&mut model, PACKED_SINCE - 1);
+    write_raw(&mut model);
+    assert_eq!(data_bytes(&model), BLOCKS * BLOCK);
+    greet(&mut model, PACKED_SINCE);
+    model.world.span(Duration::from_secs(120));
+    assert!(data_bytes(&model) < BLOCKS * BLOCK * 3 / 4, "what was written meanwhile follows");
+    model.judge("after the node was brought to this release");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
 use super::peer_query;
-use super::presence::Presence;
+use super::presence::{Presence, check_nodes_pack};
 use super::reactors::{Busy, Reactors};
 use super::record_watch;
 use super::records::Records;
@@ -33,7 +33,8 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
+    Code, DeviceInfo, HostStatus, KeySource, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState,
+    refuse,
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
@@ -43,7 +44,6 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::PACKED_SINCE;
 use holdfast_host::homes::HostAt;
 use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
 use holdfast_host::views::Published;
@@ -132,6 +132,18 @@ pub(super) struct ControlPlane {
     peer_queries: Mutex<()>,
     /// Of hosts that give the key of the grid's authority.
     sessions: Mutex<Sessions>,
+}
+
+/// How a volume is made.
+struct How {
+    layout: String,
+    export: bool,
+    fixed: bool,
+    checked_reads: bool,
+    compression: Compression,
+    tiers: Tiers,
+    key: Option<KeySource>,
+    limit: Option<String>,
 }
 
 /// What of a volume is to change; nothing else does.
@@ -314,7 +326,22 @@ impl ControlPlane {
         };
         let result = match request {
             Request::Status => self.status().map(|status| Response::Status(Box::new(status))),
-            request @ Request::VolumeCreate { .. } => self.create(request).map(Response::from),
+            Request::VolumeCreate {
+                name,
+                size_bytes,
+                layout,
+                export,
+                fixed,
+                checked_reads,
+                compression,
+                tiers,
+                key,
+                limit,
+            } => {
+                let compression = compression.unwrap_or_default();
+                let how = How { layout, export, fixed, checked_reads, compression, tiers, key, limit };
+                self.create(&name, size_bytes, how).map(Response::from)
+            }
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } | Request::VolumeLive { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
@@ -594,23 +621,9 @@ impl ControlPlane {
         Ok(info)
     }
 
-    fn create(&self, request: Request) -> Result<VolumeInfo> {
-        let Request::VolumeCreate {
-            name,
-            size_bytes,
-            layout,
-            export,
-            fixed: is_fixed,
-            checked_reads,
-            compression,
-            tiers,
-            key,
-            limit,
-        } = request
-        else {
-            bail!("this makes no volume");
-        };
-        let (name, layout, key) = (name.as_str(), layout.as_str(), key.as_ref());
+    fn create(&self, name: &str, size_bytes: u64, how: How) -> Result<VolumeInfo> {
+        let How { layout, export, fixed: is_fixed, checked_reads, compression, tiers, key, limit } = how;
+        let (layout, key) = (layout.as_str(), key.as_ref());
         let limit = limit.as_deref().map(limits::parse).transpose()?.flatten();
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
@@ -619,7 +632,6 @@ impl ControlPlane {
         let left_bytes = owned_bytes(size_bytes);
         self.drop_orphan(name)?;
         let reservation = is_fixed.then_some(Reservation { base_bytes: 0, left_bytes });
-        let compression = compression.unwrap_or_default();
         self.check_compression(name, compression, key.is_some())?;
         let settings = Settings { reservation, unchecked_reads: !checked_reads, compression };
         let settings = (settings, limit.as_deref());
@@ -720,20 +732,7 @@ impl ControlPlane {
                 "volume {name} is encrypted, and this release packs none of these; leave --compress out"
             );
         }
-        let nodes = self.live()?.nodes;
-        let old: Vec<String> = nodes
-            .iter()
-            .filter(|node| node.wire.is_some_and(|wire| wire < PACKED_SINCE))
-            .map(|node| node.id.to_string())
-            .collect();
-        if !old.is_empty() {
-            refuse!(
-                Code::State,
-                "nodes of an older release would refuse packed blocks: {}. Bring these to this host's, then try again",
-                old.join(", ")
-            );
-        }
-        Ok(())
+        check_nodes_pack(&self.live()?.nodes)
     }
 
     /// Whether nodes have devices enough of the classes of media that tiers name.

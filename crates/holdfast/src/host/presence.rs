@@ -13,11 +13,12 @@ use super::meta::Meta;
 use crate::grid::layout::GridDir;
 use crate::logger;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, refuse};
+use holdfast_api::{Code, NodeInfo, refuse};
 use holdfast_base::MetaVersion;
 use holdfast_cluster::View;
 use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, STEWARD_KEY, decode, encode, host_key};
 use holdfast_format::root::{ROOT_VERSION, Root};
+use holdfast_format::wire::PACKED_SINCE;
 use holdfast_runtime::meta::{LeaseId, MetaError, MetaStore, Swap};
 use holdfast_volume::FEATURES_SERVED;
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,6 +99,21 @@ pub fn check_can_serve(meta: &Meta, root: &Root) -> Result<()> {
              restart it, then try again",
             old.join(", "),
             root.name
+        );
+    }
+    Ok(())
+}
+
+/// Refuses packed blocks where a node would. Of nodes that are away nobody knows: an owner packs nothing while it sees an
+/// older one.
+pub fn check_nodes_pack(nodes: &[NodeInfo]) -> Result<()> {
+    let old = nodes.iter().filter(|node| node.wire.is_some_and(|wire| wire < PACKED_SINCE));
+    let old: Vec<String> = old.map(|node| node.id.to_string()).collect();
+    if !old.is_empty() {
+        refuse!(
+            Code::State,
+            "nodes of an older release would refuse packed blocks: {}. Bring these to this host's, then try again",
+            old.join(", ")
         );
     }
     Ok(())
@@ -323,6 +339,21 @@ mod tests {
     use holdfast_runtime::clock;
     use holdfast_runtime::meta::LocalStore;
     use std::path::Path;
+
+    #[test]
+    fn nodes_of_an_older_release_are_named_before_blocks_are_packed() {
+        let node = |id: u32, wire: Option<u32>| -> NodeInfo {
+            let json = serde_json::json!({
+                "id": id, "address": "", "link": "up", "suspect": false, "cut": false, "silent_ms": 0, "wire": wire, "devices": [],
+            });
+            serde_json::from_value(json).unwrap()
+        };
+        let new = [node(1, Some(PACKED_SINCE)), node(2, None)];
+        check_nodes_pack(&new).unwrap();
+        let refusal = check_nodes_pack(&[&new[..], &[node(3, Some(PACKED_SINCE - 1)), node(4, Some(5))]].concat());
+        let refusal = refusal.unwrap_err().to_string();
+        assert!(refusal.contains("packed blocks: 3, 4. Bring these"), "{refusal}");
+    }
 
     #[test]
     fn a_name_is_one_hosts_and_its_successor_in_the_same_directory_does_not_wait() {

@@ -732,7 +732,7 @@ impl Cleaner {
             // Of what is damaged in several places, each block may be there, but not several at once.
             let apart = repairer.is_stuck(at.segment);
             let (parts, unread) = (&mut pass.parts, &mut pass.unread);
-            let as_units = !matches!(pass.aim, Aim::Packing(_));
+            let as_units = pass.aim.moves_units();
             cut(&geometry, &at.stored, &at.crcs, apart, |run, crcs, units| {
                 let lengths = units.as_ref().filter(|_| as_units).map(|units| units.lengths().clone());
                 unread.push_back(Unread { part: parts.len() as u32, run, crcs, units });
@@ -746,7 +746,7 @@ impl Cleaner {
         let pass = self.pass.as_mut().filter(|pass| pass.pending < READS_AHEAD)?;
         let Unread { part, run, crcs, units } = pass.unread.pop_front()?;
         pass.pending += 1;
-        let (segment, opened) = (pass.parts[part as usize].segment, matches!(pass.aim, Aim::Packing(_)));
+        let (segment, opened) = (pass.parts[part as usize].segment, !pass.aim.moves_units());
         Some(CleanRead { pass: pass.id, part, segment, run, crcs, units, opened })
     }
 
@@ -785,7 +785,7 @@ impl Cleaner {
     /// What lives, as a new segment.
     fn written(&mut self) -> Work {
         let pass = self.pass.as_mut().expect("a pass under way");
-        let (kind, as_units) = (JobKind::Clean { aim: pass.aim }, !matches!(pass.aim, Aim::Packing(_)));
+        let (kind, as_units) = (JobKind::Clean { aim: pass.aim }, pass.aim.moves_units());
         let mut work = Work::new(kind);
         for at in &pass.moves {
             work.crcs.extend_from_slice(at.crcs.as_slice());
@@ -824,7 +824,7 @@ impl Cleaner {
         around.counters.segments_cleaned += pass.victims.len() as u64;
         let cleaned_bytes = blocks * BLOCK_BYTES as u64;
         around.counters.cleaned_bytes += cleaned_bytes;
-        around.counters.repacked_bytes += if matches!(pass.aim, Aim::Packing(_)) { cleaned_bytes } else { 0 };
+        around.counters.repacked_bytes += if pass.aim.moves_units() { 0 } else { cleaned_bytes };
         self.owed_bytes += bytes;
         let need = if pass.aim == Aim::Room { self.recodes } else { Some(Need::Choice) };
         if let Some(need) = need {

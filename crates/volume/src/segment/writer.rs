@@ -74,6 +74,13 @@ pub(crate) enum Aim {
     Packing(Codec),
 }
 
+impl Aim {
+    /// Packed blocks go as they lie.
+    pub(crate) fn moves_units(self) -> bool {
+        !matches!(self, Aim::Packing(_))
+    }
+}
+
 impl JobKind {
     pub(crate) fn is_meta(&self) -> bool {
         matches!(self, JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. })
@@ -366,10 +373,12 @@ impl SegmentWriter {
         }
         let blocks = job.work.crcs.len() as u64;
         job.work.packed = packed.ok().filter(|packed| packed.lengths.len() == blocks);
-        let topology = Topology::new(around.basis, around.peers);
-        let layout = topology.layout_now().unwrap_or(around.basis.root().layout);
-        let stored_bytes = u64::from(job.work.geometry(layout).payload_blocks) * BLOCK_BYTES as u64;
-        if job.work.worth_bytes.is_some_and(|worth| stored_bytes > worth) {
+        let is_worth_it = |worth_bytes| {
+            let layout = Topology::new(around.basis, around.peers).layout_now();
+            let geometry = job.work.geometry(layout.unwrap_or(around.basis.root().layout));
+            u64::from(geometry.payload_blocks) * BLOCK_BYTES as u64 <= worth_bytes
+        };
+        if !job.work.worth_bytes.is_none_or(is_worth_it) {
             let job = self.jobs.remove(token).expect("just seen");
             return around.wishes.push(Wish::NotWorth(job.codec));
         }
