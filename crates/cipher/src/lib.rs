@@ -182,29 +182,34 @@ impl Cipher {
     /// Encrypts whole blocks, the first of them at `position` of its segment. `checks` gets the head of each one's tag.
     pub fn encrypt_blocks(&self, position: u32, bytes: &mut [u8], checks: &mut Vec<u32>) {
         assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "segments hold whole blocks");
-        for (at, block) in (u64::from(position)..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-            let tag = self.encrypt(nonce_of(at), &[], block);
-            checks.push(head_of(&tag));
-        }
+        let blocks = (position..).zip(bytes.chunks_exact_mut(BLOCK_BYTES));
+        checks.extend(blocks.map(|(at, block)| self.encrypt_unit(at, block)));
     }
 
     /// Decrypts whole blocks; false, and bytes of no meaning, where they don't fit the checks, if there are any.
     pub fn decrypt_blocks(&self, position: u32, bytes: &mut [u8], checks: Option<&[u32]>) -> bool {
         assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "segments hold whole blocks");
+        (position..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)).enumerate().all(|(i, (at, block))| match checks {
+            None => self.decrypt_unit(at, block, None),
+            Some(checks) => checks.get(i).is_some_and(|check| self.decrypt_unit(at, block, Some(*check))),
+        })
+    }
+
+    /// Encrypts a block or less, at `position` of its segment; gives the head of its tag.
+    pub fn encrypt_unit(&self, position: u32, bytes: &mut [u8]) -> u32 {
+        assert!(bytes.len() <= BLOCK_BYTES, "a unit of {} bytes", bytes.len());
+        head_of(&self.encrypt(nonce_of(u64::from(position)), &[], bytes))
+    }
+
+    /// Decrypts a block or less; false, and bytes of no meaning, where it does not fit the check, if there is one.
+    pub fn decrypt_unit(&self, position: u32, bytes: &mut [u8], check: Option<u32>) -> bool {
+        // The key stream is the same in both directions; the tag of this says nothing.
+        self.encrypt_unit(position, bytes);
+        let Some(check) = check else { return true };
         let mut again = [0; BLOCK_BYTES];
-        for (i, block) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            let at = u64::from(position) + i as u64;
-            // The key stream is the same in both directions; the tag of this says nothing.
-            self.encrypt(nonce_of(at), &[], block);
-            if let Some(checks) = checks {
-                again.copy_from_slice(block);
-                let tag = self.encrypt(nonce_of(at), &[], &mut again);
-                if checks.get(i) != Some(&head_of(&tag)) {
-                    return false;
-                }
-            }
-        }
-        true
+        let again = &mut again[..bytes.len()];
+        again.copy_from_slice(bytes);
+        self.encrypt_unit(position, again) == check
     }
 
     /// The same for equal keys, another for others; it tells nothing of the key.

@@ -38,8 +38,11 @@ const GRANULES_MAX: usize = (BLOCK_GRANULES - SAVED_MIN) as usize;
 /// Level 3 makes a hundredth less of a block, in a fifth more time.
 const ZSTD_LEVEL: i32 = 1;
 
+/// What may stand in front of the codec's output.
+pub const HEAD_BYTES_MAX: usize = 16;
+
 /// The larger of the two bounds of what codecs make of a block at worst: zstd's is some 80 bytes more than a block.
-const OUTPUT_BYTES_MAX: usize = get_maximum_output_size(BLOCK_BYTES);
+const OUTPUT_BYTES_MAX: usize = get_maximum_output_size(BLOCK_BYTES) + HEAD_BYTES_MAX;
 
 /// A block, stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,17 +99,25 @@ impl Packer {
 
     /// Packs a block; `codec` may be raw. The unit is valid until the next call.
     pub fn pack(&mut self, codec: Codec, block: &[u8; BLOCK_BYTES]) -> Packed<'_> {
-        let bytes = match codec {
+        self.pack_behind(codec, &[], block)
+    }
+
+    /// The same, with the codec's output behind some bytes of the caller's, [`HEAD_BYTES_MAX`] at most.
+    pub fn pack_behind(&mut self, codec: Codec, head: &[u8], block: &[u8; BLOCK_BYTES]) -> Packed<'_> {
+        let (own, output) = self.output.split_at_mut(head.len());
+        own.copy_from_slice(head);
+        let written = match codec {
             Codec::Raw => return Packed::Raw,
             Codec::Lz4 => {
-                let written = compress_into_with_table(block, &mut self.output[..], &mut self.lz4);
+                let written = compress_into_with_table(block, output, &mut self.lz4);
                 written.expect("there is room for what it makes at worst")
             }
             Codec::Zstd => {
-                let written = self.zstd.compress2(&mut self.output[..], block);
+                let written = self.zstd.compress2(output, block);
                 written.expect("there is room for what it makes at worst")
             }
         };
+        let bytes = head.len() + written;
         let granules = (bytes + 1).div_ceil(GRANULE_BYTES);
         if granules > GRANULES_MAX {
             return Packed::Raw;
@@ -123,8 +134,19 @@ impl Packer {
         if codec == Codec::Raw {
             return unit.try_into().map_err(|_| Error::Length { bytes: unit.len() });
         }
-        decompress(&mut self.unzstd, codec, unit, &mut self.block)?;
+        decompress(&mut self.unzstd, codec, (unit, 0), &mut self.block)?;
         Ok(&self.block)
+    }
+
+    /// Opens into the caller's block what was packed behind so many bytes; it holds anything after an error.
+    pub fn open_behind(
+        &mut self,
+        codec: Codec,
+        unit: &[u8],
+        head: usize,
+        block: &mut [u8; BLOCK_BYTES],
+    ) -> Result<(), Error> {
+        decompress(&mut self.unzstd, codec, (unit, head), block)
     }
 
     /// The same, into the caller's block, which holds anything after an error.
@@ -133,7 +155,7 @@ impl Packer {
             *block = *self.open(codec, unit)?;
             return Ok(());
         }
-        decompress(&mut self.unzstd, codec, unit, block)
+        decompress(&mut self.unzstd, codec, (unit, 0), block)
     }
 }
 
@@ -143,12 +165,18 @@ impl Default for Packer {
     }
 }
 
-fn decompress(zstd: &mut DCtx<'_>, codec: Codec, unit: &[u8], block: &mut [u8; BLOCK_BYTES]) -> Result<(), Error> {
-    let output = output_in(unit)?;
+/// Of a unit, behind so many bytes of it.
+fn decompress(
+    zstd: &mut DCtx<'_>,
+    codec: Codec,
+    (unit, head): (&[u8], usize),
+    block: &mut [u8; BLOCK_BYTES],
+) -> Result<(), Error> {
+    let output = output_in(unit)?.get(head..).ok_or(Error::Codec)?;
     let bytes = match codec {
         Codec::Lz4 => decompress_into(output, block).map_err(|_| Error::Codec)?,
         Codec::Zstd => zstd.decompress(&mut block[..], output).map_err(|_| Error::Codec)?,
-        Codec::Raw => unreachable!("a raw unit is not compressed"),
+        Codec::Raw => return Err(Error::Codec),
     };
     if bytes == BLOCK_BYTES { Ok(()) } else { Err(Error::Short { bytes }) }
 }

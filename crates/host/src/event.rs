@@ -14,12 +14,12 @@ use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
 use holdfast_format::forward::{Answer, Ask, Refusal};
 use holdfast_format::geometry::Layout;
-use holdfast_format::packing::{Codec, Compression};
+use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, NotPacked, PackedPayload, PreloadState, Why};
+use holdfast_volume::{Event as VolumeEvent, Lane, NotPacked, PackedPayload, PreloadState, Way, Why};
 use std::collections::BTreeSet;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
@@ -485,7 +485,7 @@ pub enum Effect {
     /// Pack these blocks with [`holdfast_volume::pack_blocks`], on another thread if there is one.
     Pack {
         call: Call,
-        codec: Codec,
+        way: Way,
         blocks: Vec<Buf>,
     },
     /// To a client; `to` is its front end's name for the session.

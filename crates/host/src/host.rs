@@ -338,8 +338,8 @@ impl Host {
                 VolumeEffect::Meta { token, request } => {
                     out.push(Effect::Meta { call: Call { volume: at, token }, request });
                 }
-                VolumeEffect::Pack { job, codec, blocks } => {
-                    out.push(Effect::Pack { call: Call { volume: at, token: job }, codec, blocks });
+                VolumeEffect::Pack { job, way, blocks } => {
+                    out.push(Effect::Pack { call: Call { volume: at, token: job }, way, blocks });
                 }
                 VolumeEffect::Reconnect { node } => out.push(Effect::Reconnect { node }),
                 VolumeEffect::Notice(notice) => {

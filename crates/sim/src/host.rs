@@ -6,10 +6,9 @@
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
 use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId};
-use holdfast_format::packing::Codec;
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
-use holdfast_volume::{Effect, Event, Target, pack_blocks};
+use holdfast_volume::{Effect, Event, Target, Way, pack_blocks};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -310,7 +309,7 @@ impl<M: Machine> World<M> {
                 self.outputs.push_back(Output::Reply { at, reply });
             }
             Effect::Meta { token, request } => self.call_meta(at, token, request),
-            Effect::Pack { job, codec, blocks } => self.pack_later(at, job, codec, &blocks),
+            Effect::Pack { job, way, blocks } => self.pack_later(at, job, way, &blocks),
             Effect::Reconnect { node } => {
                 if let Some(conn) = self.net.current(at.host, node.0 as usize - 1) {
                     self.drop_connection(conn);
@@ -324,8 +323,8 @@ impl<M: Machine> World<M> {
     }
 
     /// Blocks are packed at once, and that is told when a worker could have done it: mostly soon, at times too late.
-    fn pack_later(&mut self, at: MachineAt, job: u64, codec: Codec, blocks: &[Buf]) {
-        let packed = pack_blocks(codec, blocks);
+    fn pack_later(&mut self, at: MachineAt, job: u64, way: Way, blocks: &[Buf]) {
+        let packed = pack_blocks(way, blocks);
         let us_max = if self.prng.chance(50) { 80_000 } else { 8_000 };
         let due = self.now + Duration::from_micros(self.prng.between(50, us_max));
         let number = self.packing.begun;

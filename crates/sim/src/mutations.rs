@@ -52,6 +52,7 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(volume_mutations.quiesce_tells, "rule 14"),
     mutation!(volume_mutations.one_key_for_all_ledgers, "rule 21"),
     mutation!(volume_mutations.one_key_for_all_segments, "rule 21"),
+    mutation!(volume_mutations.raw_units_by_block, "rule 21"),
     mutation!(volume_mutations.log_in_plain, "decision 0019"),
     mutation!(store_mutations.skip_fence_check, "rule 6"),
     mutation!(store_mutations.ack_before_durable, "invariant 1, rule 11"),

@@ -2,7 +2,7 @@
 
 use crate::care::Sharing;
 use crate::map::{CloneInfo, Snapshot};
-use crate::segment::units::{NotPacked, PackedPayload};
+use crate::segment::units::{NotPacked, PackedPayload, Way};
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
@@ -12,7 +12,7 @@ use holdfast_base::{
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
-use holdfast_format::packing::{Codec, Compression};
+use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::tier::Tiers;
@@ -165,6 +165,8 @@ holdfast_base::mutations! {
         one_key_for_all_ledgers,
         /// Rule 21: blocks of all segments are encrypted with one key.
         one_key_for_all_segments,
+        /// Rule 21: in packed segments, the nonce of a raw unit counts blocks, and that of another granules.
+        raw_units_by_block,
         /// Encryption: entries of the log are not.
         log_in_plain,
         /// Rule 1: a leg that doesn't know the ledger counts as one that lacks its entries.
@@ -363,7 +365,7 @@ pub enum Effect {
     /// [`Event::Packed`].
     Pack {
         job: u64,
-        codec: Codec,
+        way: Way,
         blocks: Vec<Buf>,
     },
     Meta {

@@ -30,7 +30,7 @@ pub use io::quiesce;
 pub use map::{CloneInfo, Snapshot};
 pub use owner::root::FEATURES_SERVED;
 pub use segment::encrypt::Encryption;
-pub use segment::units::{NotPacked, PackedPayload, pack_blocks};
+pub use segment::units::{NotPacked, PackedPayload, Way, pack_blocks};
 pub use sharing::group::{GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use space::claims::Claim;
 pub use space::{DEAD_PER_MILLE_MIN, TierUse, claims, protect, reserve_bytes, spare_bytes};

@@ -4,6 +4,7 @@
 mod support;
 
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, Epoch, HeadId, InstanceId, MetaVersion, Prng};
+use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
@@ -48,11 +49,18 @@ struct Model {
 
 impl Model {
     fn new(seed: u64, nodes: u32, layout: Layout) -> Model {
+        Model::of(seed, nodes, layout, false)
+    }
+
+    /// Encrypted where `is_sealed`.
+    fn of(seed: u64, nodes: u32, layout: Layout, is_sealed: bool) -> Model {
         let mut world = World::new(seed, nodes, layout, BLOCKS * BLOCK);
+        let key = is_sealed.then(|| VolumeKey::new(&Secret::new([7; 32])));
+        key.iter().for_each(|key| world.encrypt(key));
         // Of several rows in every layout.
         let segments = Config { segment_payload_bytes: 1 << 20, direct_bytes_min: 256 << 10, ..config(0, 0) };
         let compression = if seed.is_multiple_of(2) { Compression::Auto } else { Compression::Lz4 };
-        world.config = Some(Config { clean_dead_per_mille: 200, compression, ..segments });
+        world.config = Some(Config { clean_dead_per_mille: 200, compression, key, ..segments });
         pack(&mut world);
         Model { world, prng: Prng::new(seed), bytes: vec![0; (BLOCKS * BLOCK) as usize] }
     }
@@ -94,10 +102,16 @@ fn layouts() -> Vec<(u32, Layout)> {
     ]
 }
 
+/// With a seed for each, that is of one kind of compression for both.
+fn layouts_plain_and_sealed() -> impl Iterator<Item = (u64, u32, Layout, bool)> {
+    let all = layouts().into_iter().zip(0..);
+    all.flat_map(|((nodes, layout), seed)| [false, true].map(|is_sealed| (seed, nodes, layout, is_sealed)))
+}
+
 #[test]
 fn what_was_written_is_read_whatever_becomes_of_its_segments() {
-    for (seed, (nodes, layout)) in layouts().into_iter().enumerate() {
-        let mut model = Model::new(seed as u64, nodes, layout);
+    for (seed, nodes, layout, is_sealed) in layouts_plain_and_sealed() {
+        let mut model = Model::of(seed, nodes, layout, is_sealed);
         let mut cleaned = 0;
         for round in 0..6 {
             model.write_some(200);
@@ -168,8 +182,8 @@ fn cleaned_bytes(model: &Model) -> u64 {
 
 #[test]
 fn what_was_written_as_it_is_becomes_smaller_while_guests_rest() {
-    for (seed, (nodes, layout)) in layouts().into_iter().enumerate() {
-        let mut model = Model::new(50 + seed as u64, nodes, layout);
+    for (seed, nodes, layout, is_sealed) in layouts_plain_and_sealed() {
+        let mut model = Model::of(50 + seed, nodes, layout, is_sealed);
         let set = |model: &mut Model, compression| {
             model.world.push(Event::SetCompression { compression });
             model.world.span(Duration::from_secs(1));
@@ -255,7 +269,11 @@ fn snapshots_keep_what_they_show() {
 
 #[test]
 fn damage_in_packed_segments_is_read_around_and_made_good() {
-    let mut model = Model::new(5, 3, Layout::Parity { data: 2, parity: 1 });
+    [false, true].into_iter().for_each(damage_is_read_around);
+}
+
+fn damage_is_read_around(is_sealed: bool) {
+    let mut model = Model::of(5, 3, Layout::Parity { data: 2, parity: 1 }, is_sealed);
     model.write_some(200);
     model.world.span(Duration::from_secs(30));
     model.world.nodes[0].shards.alter_data(|_, data| flip_blocks(data, 3));

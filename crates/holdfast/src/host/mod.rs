@@ -167,7 +167,7 @@ impl Shell {
                 let ticket = self.meta_calls.insert(call);
                 self.meta.service.request(MetaTicket(ticket.0), request);
             }
-            Effect::Pack { call, codec, blocks } => self.packers.pack(call, codec, blocks),
+            Effect::Pack { call, way, blocks } => self.packers.pack(call, way, blocks),
             Effect::Reconnect { node } => self.links.reconnect(now, node, io),
             Effect::Abort { to, why } => self.on_client_aborted(to, why.as_deref(), io),
             // NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.

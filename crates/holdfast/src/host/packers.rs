@@ -4,11 +4,10 @@
 use crate::logger;
 use holdfast_base::Buf;
 use holdfast_base::buf::total_len;
-use holdfast_format::packing::Codec;
 use holdfast_host::Call;
 use holdfast_runtime::Waker;
 use holdfast_runtime::mailbox::{self, Receiver, Sender};
-use holdfast_volume::{NotPacked, PackedPayload, pack_blocks};
+use holdfast_volume::{NotPacked, PackedPayload, Way, pack_blocks};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -28,7 +27,7 @@ type Packed = (Call, Result<PackedPayload, NotPacked>);
 
 /// A reactor's way to the worker, which is started with the first blocks.
 pub struct Packers {
-    worker: Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>>,
+    worker: Option<mpsc::Sender<(Call, Way, Vec<Buf>)>>,
     shared: Arc<Shared>,
     ends: Sender<Packed>,
     pub packed: Receiver<Packed>,
@@ -53,7 +52,7 @@ impl Packers {
     }
 
     /// Has the blocks packed. Where nobody can they stay as they are, and that is told.
-    pub fn pack(&mut self, call: Call, codec: Codec, blocks: Vec<Buf>) {
+    pub fn pack(&mut self, call: Call, way: Way, blocks: Vec<Buf>) {
         let bytes = total_len(&blocks);
         let has_room = self.shared.waiting_bytes.load(Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX;
         if self.worker.is_none() {
@@ -61,7 +60,7 @@ impl Packers {
         }
         if let Some(worker) = self.worker.as_ref().filter(|_| has_room) {
             self.shared.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-            if worker.send((call, codec, blocks)).is_ok() {
+            if worker.send((call, way, blocks)).is_ok() {
                 return;
             }
         }
@@ -75,12 +74,12 @@ fn cpu_of_thread() -> Duration {
     Duration::new(of.tv_sec as u64, of.tv_nsec as u32)
 }
 
-fn start(shared: Arc<Shared>, ends: Sender<Packed>) -> Option<mpsc::Sender<(Call, Codec, Vec<Buf>)>> {
-    let (worker, work) = mpsc::channel::<(Call, Codec, Vec<Buf>)>();
+fn start(shared: Arc<Shared>, ends: Sender<Packed>) -> Option<mpsc::Sender<(Call, Way, Vec<Buf>)>> {
+    let (worker, work) = mpsc::channel::<(Call, Way, Vec<Buf>)>();
     let run = move || {
         let _ = rustix::process::nice(NICE);
-        for (call, codec, blocks) in work {
-            let packed = pack_blocks(codec, &blocks);
+        for (call, way, blocks) in work {
+            let packed = pack_blocks(way, &blocks);
             shared.waiting_bytes.fetch_sub(total_len(&blocks), Ordering::Relaxed);
             shared.cpu_us.store(cpu_of_thread().as_micros() as u64, Ordering::Relaxed);
             if ends.post((call, packed)).is_err() {

@@ -41,9 +41,9 @@ impl HostMachine {
                     let token = self.calls.insert((None, call)).0;
                     out.push(VolumeEffect::Meta { token, request });
                 }
-                Effect::Pack { call, codec, blocks } => {
+                Effect::Pack { call, way, blocks } => {
                     let job = self.calls.insert((None, call)).0;
-                    out.push(VolumeEffect::Pack { job, codec, blocks });
+                    out.push(VolumeEffect::Pack { job, way, blocks });
                 }
                 Effect::Reconnect { node } => out.push(VolumeEffect::Reconnect { node }),
                 wish => self.wishes.push_back(wish),

@@ -19,8 +19,10 @@ use crate::api::Config;
 use crate::log::window::Entry;
 use crate::map::Crcs;
 use crate::segment::fetch::verifies;
+use crate::segment::units::{PackedPayload, Units};
 use holdfast_base::{BlockCrc, Buf, BufMut, InstanceId, LedgerId, Lsn, SegmentId, block_crcs, crc32c};
 use holdfast_cipher::{Cipher, VolumeKey};
+use holdfast_format::packing::{BLOCK_GRANULES, GRANULE_BYTES, StoredLength};
 use holdfast_format::record::SealedHeader;
 use holdfast_format::wire::LogEntry;
 
@@ -144,6 +146,50 @@ pub(crate) fn encrypt_payload(
         encrypted.payload.push(bytes.freeze());
     }
     Some(encrypted)
+}
+
+/// The same of units, which lie in the payload: those of its granules. What is between them stays zero.
+pub(crate) fn encrypt_units(
+    config: &Config,
+    id: SegmentId,
+    packed: &PackedPayload,
+    encryptions: &mut Vec<Encryption>,
+) -> Option<(Buf, Vec<BlockCrc>)> {
+    let cipher = segment_cipher(config, config.key.as_ref()?, id);
+    let mut bytes = writable(&packed.bytes);
+    let mut checks = Vec::with_capacity(packed.lengths.len() as usize);
+    for unit in packed.lengths.units_after(0) {
+        let own = &mut bytes[unit.start as usize * GRANULE_BYTES..unit.end() as usize * GRANULE_BYTES];
+        // Unpacked segments count blocks: in this one nothing does.
+        let by_block = config.mutations.raw_units_by_block() && unit.length == StoredLength::RAW;
+        let position = if by_block { unit.start / BLOCK_GRANULES } else { unit.start };
+        if config.notes_encryptions {
+            let (key, digest) = (cipher.fingerprint(), (crc32c(own), 0));
+            encryptions.push(Encryption { key, position: position.into(), digest });
+        }
+        checks.push(cipher.encrypt_unit(position, own));
+    }
+    Some((bytes.freeze(), checks))
+}
+
+/// What is wanted of a packed segment's blocks, from `block` on: the blocks that units are, or these as they lie.
+pub(crate) fn open_units(
+    config: &Config,
+    (id, block): (SegmentId, u32),
+    units: &Units,
+    stored: &[u8],
+    checks: Option<&Crcs>,
+    as_they_lie: bool,
+) -> Option<Buf> {
+    let Some(key) = &config.key else {
+        let bytes = units.taken_from(stored)?;
+        let blocks = units.opened(&bytes, false).filter(|blocks| verifies(blocks, checks))?;
+        return Some(if as_they_lie { bytes } else { blocks });
+    };
+    let cipher = segment_cipher(config, key, id);
+    let bytes = units.decrypted(&cipher, block, stored, checks.map(Crcs::as_slice))?;
+    let blocks = units.opened(&bytes, true)?;
+    Some(if as_they_lie { bytes } else { blocks })
 }
 
 /// Blocks of a segment, checked and decrypted; `None` where they are not what was written.

@@ -11,7 +11,7 @@ use crate::api::{Counters, Out};
 use crate::basis::Basis;
 use crate::map::Crcs;
 use crate::peers::{Ask, CALLS_MAX, Peers, Purpose};
-use crate::segment::encrypt::decrypt_blocks;
+use crate::segment::encrypt::{decrypt_blocks, open_units};
 use crate::segment::units::Units;
 use crate::segment::{Kind, Segments};
 use crate::sharing::segments::LOOKS_MAX;
@@ -173,9 +173,9 @@ impl Around<'_> {
             return Some(bytes);
         }
         if let Some(units) = &fetch.units {
-            let blocks = units.open(&bytes).filter(|blocks| verifies(blocks, fetch.crcs.as_ref()))?;
-            // What is moved goes as it lies.
-            return Some(if fetch.wants.moves() { units.taken_from(&bytes) } else { blocks });
+            let at = (self.basis.segment_id(fetch.segment), fetch.payload_block);
+            let as_they_lie = fetch.wants.moves();
+            return open_units(&self.basis.config, at, units, &bytes, fetch.crcs.as_ref(), as_they_lie);
         }
         let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
         if !is_data {

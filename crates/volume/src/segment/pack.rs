@@ -37,11 +37,10 @@ impl Controller {
         self.basis.config.compression
     }
 
-    /// Whether blocks are packed here: a node of an older release would refuse them. Encrypted volumes have none yet.
+    /// Whether blocks are packed here: a node of an older release would refuse them.
     pub(crate) fn packs(&self) -> bool {
         self.basis.config.compression != Compression::Off
             && self.root().features.has(Feature::Packed)
-            && self.basis.config.key.is_none()
             && self.peers.all_speak(PACKED_SINCE)
     }
 

@@ -1,15 +1,20 @@
 //! Units of packed segments, on their way in and out: which stored blocks they lie in, what comes of these, and how a
 //! payload of them is put together.
 //!
+//! In encrypted volumes a compressed unit has the checksum of its block in front of the codec's output: the map has the head
+//! of a tag in its place, which says nothing of what a codec gives.
+//!
 //! Invariant: what a payload is made of opens to the blocks that it was made of; each unit was opened and compared when it
 //! was made ([`pack_blocks`]). A bug of a codec is found before the log lets go of the data.
 
 use crate::map::{Crcs, Stored};
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, crc32c};
+use holdfast_cipher::Cipher;
 use holdfast_compress::{Packed, Packer};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::packing::{BLOCK_GRANULES, Codec, GRANULE_BYTES, StoredLength, StoredLengths, Unit};
 use std::cell::RefCell;
+use std::ops::Range;
 
 thread_local! {
     /// Its memory says nothing between two calls, and is too much for each of many volumes.
@@ -96,25 +101,58 @@ impl Units {
     }
 
     /// Their bytes in `stored`, which they lie in, without what is between them.
-    pub(crate) fn taken_from(&self, stored: &[u8]) -> Buf {
+    pub(crate) fn taken_from(&self, stored: &[u8]) -> Option<Buf> {
         let mut bytes = Vec::with_capacity(self.lengths.granules() as usize * GRANULE_BYTES);
         for unit in self.iter() {
-            bytes.extend_from_slice(&stored[unit.start as usize * GRANULE_BYTES..unit.end() as usize * GRANULE_BYTES]);
+            bytes.extend_from_slice(stored.get(bytes_of(unit))?);
         }
-        Buf::copy_from(&bytes)
+        Some(Buf::copy_from(&bytes))
     }
 
-    /// The blocks of the volume that they are, if they lie in `stored` and open.
-    pub(crate) fn open(&self, stored: &[u8]) -> Option<Buf> {
+    /// The same, of encrypted ones: decrypted, where they fit the checks. `block` is the first of those that were fetched.
+    pub(crate) fn decrypted(&self, cipher: &Cipher, block: u32, stored: &[u8], checks: Option<&[u32]>) -> Option<Buf> {
+        let mut bytes = BufMut::new(self.lengths.granules() as usize * GRANULE_BYTES);
+        bytes.copy_from_slice(&self.taken_from(stored)?);
+        let mut rest = &mut bytes[..];
+        for (i, unit) in self.iter().enumerate() {
+            let (own, others) = rest.split_at_mut(unit.length.granules() as usize * GRANULE_BYTES);
+            let check = checks.map(|checks| checks.get(i).copied());
+            if check == Some(None) || !cipher.decrypt_unit(block * BLOCK_GRANULES + unit.start, own, check.flatten()) {
+                return None;
+            }
+            rest = others;
+        }
+        Some(bytes.freeze())
+    }
+
+    /// The blocks of the volume that they are, one behind the other in `units`; `None` where one does not open.
+    pub(crate) fn opened(&self, units: &[u8], is_sealed: bool) -> Option<Buf> {
         let mut blocks = BufMut::new(self.len() as usize * BLOCK_BYTES);
+        let mut rest = units;
         let opens = PACKER.with_borrow_mut(|packer| {
-            self.iter().zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0).all(|(unit, block)| {
-                let bytes = stored.get(unit.start as usize * GRANULE_BYTES..unit.end() as usize * GRANULE_BYTES);
-                bytes.is_some_and(|bytes| packer.open_into(unit.length.codec(), bytes, block).is_ok())
+            self.lengths.iter().zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0).all(|(length, block)| {
+                let Some((unit, others)) = rest.split_at_checked(length.granules() as usize * GRANULE_BYTES) else {
+                    return false;
+                };
+                rest = others;
+                open_into(packer, length.codec(), unit, is_sealed, block)
             })
         });
         opens.then(|| blocks.freeze())
     }
+}
+
+fn bytes_of(unit: Unit) -> Range<usize> {
+    unit.start as usize * GRANULE_BYTES..unit.end() as usize * GRANULE_BYTES
+}
+
+/// False, and a block of no meaning, where the unit gives none, or another one than it was made of.
+fn open_into(packer: &mut Packer, codec: Codec, unit: &[u8], is_sealed: bool, block: &mut [u8; BLOCK_BYTES]) -> bool {
+    if !is_sealed || codec == Codec::Raw {
+        return packer.open_into(codec, unit, block).is_ok();
+    }
+    let Some((crc, _)) = unit.split_first_chunk::<CRC_BYTES>() else { return false };
+    packer.open_behind(codec, unit, CRC_BYTES, block).is_ok() && crc32c(block) == u32::from_le_bytes(*crc)
 }
 
 /// A payload of units, whole blocks long.
@@ -171,32 +209,48 @@ pub enum NotPacked {
     NotTried,
 }
 
+/// How blocks are made smaller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    pub codec: Codec,
+    /// They are encrypted then.
+    pub is_sealed: bool,
+}
+
+/// In front of a unit that is to be encrypted.
+const CRC_BYTES: usize = 4;
+
 /// Packs blocks, raw where that saves too little. Each unit is opened again, and what does not give its block is stored
 /// raw.
-pub fn pack_blocks(codec: Codec, blocks: &[Buf]) -> Result<PackedPayload, NotPacked> {
-    pack_each(codec, blocks, |packer, block, unit| match packer.pack(codec, block) {
-        Packed::Raw => StoredLength::RAW,
-        Packed::Unit { length, bytes } => {
-            unit[..bytes.len()].copy_from_slice(bytes);
-            length
+pub fn pack_blocks(way: Way, blocks: &[Buf]) -> Result<PackedPayload, NotPacked> {
+    pack_each(way, blocks, |packer, block, unit| {
+        let crc = crc32c(block).to_le_bytes();
+        match packer.pack_behind(way.codec, if way.is_sealed { &crc } else { &[] }, block) {
+            Packed::Raw => StoredLength::RAW,
+            Packed::Unit { length, bytes } => {
+                unit[..bytes.len()].copy_from_slice(bytes);
+                length
+            }
         }
     })
 }
 
 /// `made` puts the unit of a block in its place, and tells its length.
 fn pack_each(
-    codec: Codec,
+    way: Way,
     blocks: &[Buf],
     mut made: impl FnMut(&mut Packer, &[u8; BLOCK_BYTES], &mut [u8; BLOCK_BYTES]) -> StoredLength,
 ) -> Result<PackedPayload, NotPacked> {
     let mut layout = UnitWriter::default();
     let mut saves = false;
+    let mut opened = [0; BLOCK_BYTES];
     PACKER.with_borrow_mut(|packer| {
         for block in blocks.iter().flat_map(|buf| buf.as_chunks::<BLOCK_BYTES>().0) {
             let mut unit = [0; BLOCK_BYTES];
             let length = made(packer, block, &mut unit);
             let bytes = &unit[..length.granules() as usize * GRANULE_BYTES];
-            if length != StoredLength::RAW && packer.open(codec, bytes).is_ok_and(|opened| opened == block) {
+            let opens = open_into(packer, way.codec, bytes, way.is_sealed, &mut opened);
+            if length != StoredLength::RAW && opens && opened == *block {
                 layout.push(length, bytes);
                 saves = true;
             } else {
@@ -227,10 +281,15 @@ mod tests {
     fn a_codec_that_returns_rubbish_costs_space_and_no_block() {
         let mut prng = Prng::new(1);
         let all = blocks(300, &mut prng);
-        for codec in [Codec::Lz4, Codec::Zstd] {
+        let ways = [Codec::Lz4, Codec::Zstd].map(|codec| [false, true].map(|is_sealed| Way { codec, is_sealed }));
+        for way in ways.into_iter().flatten() {
+            let codec = way.codec;
             let (mut lies, mut last) = (0, [0; BLOCK_BYTES]);
-            let packed = pack_each(codec, std::slice::from_ref(&all), |packer, block, unit| {
-                let Packed::Unit { length, bytes } = packer.pack(codec, block) else {
+            let packed = pack_each(way, std::slice::from_ref(&all), |packer, block, unit| {
+                let crc = crc32c(block).to_le_bytes();
+                let Packed::Unit { length, bytes } =
+                    packer.pack_behind(codec, &crc[..if way.is_sealed { 4 } else { 0 }], block)
+                else {
                     panic!("letters are made smaller")
                 };
                 unit[..bytes.len()].copy_from_slice(bytes);
@@ -254,9 +313,10 @@ mod tests {
             });
             let packed = packed.expect("some are told the truth of");
             let units = Units { first: 0, lengths: packed.lengths.clone() };
-            assert!(units.open(&packed.bytes).is_some_and(|opened| *opened == *all), "{codec:?}: a block is another");
+            let opened = units.taken_from(&packed.bytes).and_then(|bytes| units.opened(&bytes, way.is_sealed));
+            assert!(opened.is_some_and(|opened| *opened == *all), "{way:?}: a block is another");
             let raw = packed.lengths.iter().filter(|length| *length == StoredLength::RAW).count();
-            assert!(lies > 100 && (50..=lies as usize).contains(&raw), "{codec:?}: {raw} raw of {lies} lies");
+            assert!(lies > 100 && (50..=lies as usize).contains(&raw), "{way:?}: {raw} raw of {lies} lies");
         }
     }
 }

@@ -16,9 +16,9 @@ use crate::api::{Config, Counters, Effect, Lane, Out};
 use crate::basis::Basis;
 use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::direct::DirectRun;
-use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload};
+use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload, encrypt_units};
 use crate::segment::shards::pieces_of;
-use crate::segment::units::{NotPacked, PackedPayload};
+use crate::segment::units::{NotPacked, PackedPayload, Way};
 use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
 use holdfast_base::buf::total_len;
@@ -355,7 +355,8 @@ impl SegmentWriter {
         let (packing_until, codec) = (Some(basis.now + max), Some(codec));
         let job = SegmentJob { work, packing_until, codec, placed: None, restarts: 0 };
         let job = self.jobs.insert(job);
-        out.push(Effect::Pack { job: job.0, codec: codec.expect("just set"), blocks });
+        let way = Way { codec: codec.expect("just set"), is_sealed: basis.config.key.is_some() };
+        out.push(Effect::Pack { job: job.0, way, blocks });
     }
 
     /// The blocks were packed, if that makes them smaller; or it was too late. They are written, if that is worth it.
@@ -637,20 +638,22 @@ fn encode(
 ) -> (Vec<Shard>, Vec<BlockCrc>) {
     let is_meta = work.kind.is_meta();
     let index = if is_meta { SegmentIndex::Meta } else { SegmentIndex::Data(work.extents.clone()) };
-    let encrypted = if is_meta { None } else { encrypt_payload(config, id, &work.payload, encryptions) };
-    let is_encrypted = encrypted.is_some();
+    let is_encrypted = !is_meta && config.key.is_some();
     let packed = work.packed_in(geometry);
-    let plain = || match packed {
-        None => EncryptedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() },
+    let plain =
+        || EncryptedPayload { payload: work.payload.clone(), crcs: work.crcs.clone(), checks: work.crcs.clone() };
+    let EncryptedPayload { payload, crcs, checks } = match packed {
         Some(packed) => {
-            let padding = geometry.payload_blocks as usize * BLOCK_BYTES - packed.bytes.len();
-            let payload = [packed.bytes.clone()].into_iter().chain((padding > 0).then(|| Buf::zeroes(padding)));
-            let payload: Vec<Buf> = payload.collect();
+            let encrypted = encrypt_units(config, id, packed, encryptions);
+            let (bytes, checks) = encrypted.unwrap_or_else(|| (packed.bytes.clone(), work.crcs.clone()));
+            let padding = geometry.payload_blocks as usize * BLOCK_BYTES - bytes.len();
+            let payload: Vec<Buf> = [bytes].into_iter().chain((padding > 0).then(|| Buf::zeroes(padding))).collect();
             let crcs = payload.iter().flat_map(|buf| block_crcs(buf)).collect();
-            EncryptedPayload { payload, crcs, checks: work.crcs.clone() }
+            EncryptedPayload { payload, crcs, checks }
         }
+        None if is_encrypted => encrypt_payload(config, id, &work.payload, encryptions).expect("there is a key"),
+        None => plain(),
     };
-    let EncryptedPayload { payload, crcs, checks } = encrypted.unwrap_or_else(plain);
     let pieces = pieces_of(payload, crcs, geometry);
     let width = geometry.code_width();
     let shards = (0..geometry.shard_count())

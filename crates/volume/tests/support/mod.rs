@@ -522,8 +522,8 @@ impl World {
             Effect::Reply(reply) => {
                 self.replies.insert(reply.token.0, reply.result);
             }
-            Effect::Pack { job, codec, blocks } => {
-                let packed = Event::Packed { job, packed: pack_blocks(codec, &blocks) };
+            Effect::Pack { job, way, blocks } => {
+                let packed = Event::Packed { job, packed: pack_blocks(way, &blocks) };
                 match &mut self.packed {
                     Some(held) => held.push(packed),
                     None => self.queue.push_back(packed),
