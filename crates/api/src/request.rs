@@ -80,7 +80,8 @@ pub enum Request {
         compression: Option<Compression>,
         #[serde(default)]
         tiers: Option<Tiers>,
-        /// What clients may have of it, in the words of the filter `limit`, or `none`.
+        /// How clients fare among others, and what they may have of it: a policy, or a limit in the words of the filter, or
+        /// `none`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },

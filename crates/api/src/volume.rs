@@ -119,7 +119,7 @@ pub struct VolumeInfo {
     /// The clients that may have it over TCP; `None` where all may that reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only_for: Option<BTreeSet<String>>,
-    /// How much clients may have of it, in the words of the filter `limit`.
+    /// The policy of its clients, as it was told: `weight=400,limit=500`, or `iops=500` in the words of the filter `limit`.
     #[serde(default)]
     pub limit: Option<String>,
     pub state: VolumeState,

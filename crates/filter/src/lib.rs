@@ -49,6 +49,6 @@ pub use delay::Delay;
 pub use fail::Fail;
 pub use filter::{Effect, Event, Filter, Nature};
 pub use limit::Limit;
-pub use spec::{Fields, KINDS, Kind, SpecError, build};
+pub use spec::{Fields, KINDS, Kind, SpecError, build, is_limit};
 pub use stack::{Edge, FILTERS_MAX, FilterId, FilterView, OWN_MAX, Stack, StackEvent};
 pub use stall::Stall;

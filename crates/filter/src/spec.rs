@@ -60,6 +60,11 @@ pub struct Fields<'a> {
     pairs: Vec<(&'a str, &'a str)>,
 }
 
+/// Whether these are words of a limit, `iops=500,bytes=50MiB` say.
+pub fn is_limit(words: &str) -> bool {
+    build(&format!("limit:{words}")).is_ok()
+}
+
 /// Makes a filter from what it is told.
 pub fn build(text: &str) -> Result<Box<dyn Filter>, SpecError> {
     let text = text.trim();

@@ -8,7 +8,7 @@
 //! volume/ID/key          of an encrypted volume: its key, wrapped: [`KeyRecord`]
 //! settings/ID            what an operator has chosen for a volume: [`SettingsRecord`]
 //! clients/ID             the clients that may have a volume or clone: [`ClientsRecord`]
-//! limits/ID              how much clients may have of a volume or clone: [`LimitRecord`]
+//! limits/ID              the policy of a volume or clone, its limit above all: [`LimitRecord`]
 //! trash/ID               a deleted volume that can be had back for a while: [`TrashRecord`]
 //! deleting/ID            a volume whose space is being returned: [`DeletingRecord`]
 //! host/NAME              (leased) a host that is there: [`HostRecord`]
@@ -243,10 +243,14 @@ pub struct ClientsRecord {
     pub other: Other,
 }
 
-/// How much the clients of a volume or clone may have of it, in the words of the layer `limit`.
+/// How the clients of a volume or clone fare among others, and how much they may have of it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LimitRecord {
+    /// In the words of the filter `limit`, as hosts of all releases keep to it.
     pub limit: String,
+    /// All of the policy, where these can't say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<String>,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -82,7 +82,9 @@ fn records_are_written_as_ever() {
     let clients: ClientsRecord = stays(r#"{"allowed":["a","b"]}"#);
     assert_eq!(clients.allowed.len(), 2);
     let limit: LimitRecord = stays(r#"{"limit":"iops=500"}"#);
-    assert_eq!(limit.limit, "iops=500");
+    assert_eq!((limit.limit.as_str(), limit.qos), ("iops=500", None));
+    let limit: LimitRecord = stays(r#"{"limit":"iops=500","qos":"weight=400,limit=500"}"#);
+    assert_eq!(limit.qos.as_deref(), Some("weight=400,limit=500"));
     let key: KeyRecord = stays(r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"file":"/k"}}"#);
     assert_eq!((key.version, key.source), (KEY_VERSION, KeySource::File("/k".into())));
     let key: KeyRecord = stays(r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"command":"give k"}}"#);

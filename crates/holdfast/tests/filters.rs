@@ -316,7 +316,15 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     assert!(b.json("volume show c1")["limit"].is_null());
     b.ok("volume delete c1");
     check_limited(b, "bytes=1MiB,burst=1ms");
+    // A policy that says more than a limit is kept, too.
+    assert!(a.fails("volume set v1 --qos floor=5,limit=200").contains("keeps none"));
+    let said = a.ok("volume set v1 --qos weight=400,limit=200,burst=20/5s");
+    assert!(said.contains("has weight=400,limit=200,burst=20/5s"), "{said}");
+    until("b has heard of it", || filter(b, 0)["spec"] == "qos:weight=400,limit=200,burst=20/5s");
+    hurry(&mut near, 5);
+    let shown = b.ok("volume show v1");
+    assert!(shown.lines().any(|line| line.starts_with("qos") && line.contains("weight=400")), "{shown}");
     b.ok("volume set v1 --limit none");
     assert!(b.json("volume show v1")["filters"].is_null());
-    assert_eq!(near.read(0), Ok(3));
+    assert_eq!(near.read(0), Ok(5));
 }

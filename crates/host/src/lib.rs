@@ -46,7 +46,7 @@ pub use event::{
 };
 pub use forward::{LinkId, Peer};
 pub use groups::{GroupId, Heard, Sibling};
-pub use holdfast_qos::{Figures, Isolation};
+pub use holdfast_qos::{Figures, Isolation, Policy as QosPolicy};
 pub use host::{Config, Host};
 pub use limits::{LIMIT, LimitError, Limits, policy_of};
 pub use mutations::Mutations;

@@ -1,7 +1,7 @@
-//! Limits: how much of a volume its clients may ask for. The scheduler keeps to them ([`crate::turns`]), as the policies of
-//! tenants.
+//! Policies of tenants: how a volume's clients fare among others, and how much of it they may ask for. The scheduler keeps to
+//! them ([`crate::turns`]).
 //!
-//! A limit belongs to the volume, at every host that has it in service, until an operator changes it. Sessions of other hosts
+//! A policy belongs to the volume, at every host that has it in service, until an operator changes it. Sessions of other hosts
 //! count, too. Reads of snapshots don't.
 //!
 //! A request that comes looks whether its tenant's policy is as the records say. So a volume that just opens, and a clone that
@@ -16,13 +16,13 @@ use holdfast_qos::{Policy, PolicyError, TenantId, scheduler};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// By volume or clone: what its limit is told, `iops=500,bytes=50MiB` say.
+/// By volume or clone: what its policy is told, `iops=500,bytes=50MiB` or `weight=400` say.
 pub type Limits = BTreeMap<VolumeId, String>;
 
 /// The limit's number among what stands before a volume. Those of filters begin at 1.
 pub const LIMIT: FilterId = FilterId(0);
 
-/// Why words make no limit.
+/// Why words make no policy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LimitError {
     Policy(PolicyError),
@@ -33,23 +33,19 @@ impl fmt::Display for LimitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LimitError::Policy(error) => error.fmt(f),
-            LimitError::Nothing => f.write_str("it limits nothing; add iops or bytes, or both"),
+            LimitError::Nothing => f.write_str("it says nothing; add a limit, a weight or a goal of latency"),
         }
     }
 }
 
 impl std::error::Error for LimitError {}
 
-/// The policy that keeps to a limit.
+/// The policy that words tell.
 ///
 /// # Errors
-/// The words make no policy, or one that limits nothing.
+/// They make none, or are none at all.
 pub fn policy_of(words: &str) -> Result<Policy, LimitError> {
-    let policy: Policy = words.parse().map_err(LimitError::Policy)?;
-    if policy.iops.is_none() && policy.bytes.is_none() {
-        return Err(LimitError::Nothing);
-    }
-    Ok(policy)
+    if words.is_empty() { Err(LimitError::Nothing) } else { words.parse().map_err(LimitError::Policy) }
 }
 
 impl Host {
@@ -119,7 +115,7 @@ impl Host {
 
 fn tell_unreadable(volume: &Volume, head: Option<HeadId>, (words, error): (&str, &LimitError), out: Out) {
     let name = volume.name_of(head.unwrap_or(HeadId::VOLUME));
-    warn(out, format!("volume {name}: this release can't keep to its limit `{words}`: {error}"));
+    warn(out, format!("volume {name}: this release can't keep to its policy `{words}`: {error}"));
 }
 
 #[cfg(test)]
@@ -127,10 +123,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_limits_something() {
+    fn a_policy_says_something() {
         let policy = policy_of("iops=500,bytes=50MiB").expect("a limit");
         assert_eq!((policy.iops, policy.bytes), (Some(500), Some(50 << 20)));
-        for words in ["", "weight=7", "burst=1s", "iops=0", "500"] {
+        assert_eq!(policy_of("weight=7").expect("a weight").weight, 7);
+        for words in ["", "burst=1s", "iops=0", "500"] {
             assert!(policy_of(words).is_err(), "{words}");
         }
     }

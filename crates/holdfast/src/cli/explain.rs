@@ -141,7 +141,8 @@ fn has_filters(volume: &VolumeInfo) -> bool {
 fn draw_filters(drawing: &mut Drawing, volume: &VolumeInfo) {
     let Some(filters) = volume.filters.as_deref() else { return };
     for part in filters.filters.iter().filter(|part| part.kept) {
-        drawing.part("limit", &format!("{}, kept with the volume", part.spec));
+        let name = part.spec.split(':').next().unwrap_or_default();
+        drawing.part(name, &format!("{}, kept with the volume", part.spec));
         drawing.more(&filter::counters_text(&part.counters));
     }
     if !has_filters(volume) {

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_api::{ClientsChange, Code, KeySource, Request, Unreadable, VolumeInfo, VolumeLive, VolumeState, refuse};
 use holdfast_base::size::Size;
+use holdfast_filter::is_limit;
 use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_format::tier::Tiers;
@@ -39,6 +40,7 @@ use std::path::PathBuf;
     \x20                                            written to flash, moved to disks by age (`holdfast tier show`)\n  \
     holdfast volume set vm4 --first-tier none\n  \
     holdfast volume set vm1 --limit iops=500,bytes=50MiB\n  \
+    holdfast volume set db --qos weight=400,latency=2ms\n  \
     holdfast volume set vm1 --protect node     after a node was added\n  \
     holdfast volume export web1 --failover auto   any host takes it over when its own is lost\n  \
     holdfast volume export ocfs --shared       several clients write at a time; else a second one is refused\n  \
@@ -254,10 +256,12 @@ struct Create {
     encrypt: bool,
     #[command(flatten)]
     key: WrappingKey,
-    /// What its clients may have of it, requests and bytes a second: iops=500,bytes=50MiB,burst=2s (what was not used for a
-    /// burst's time may follow at once; 1s unless told). Wherever it is served, and by whichever host clients come
-    #[arg(long)]
-    limit: Option<String>,
+    /// How its clients fare among others, and what they may have of it: weight=400 (to 100, what others have), limit=500/50MiB
+    /// (requests and bytes a second, or one of them: 500, /50MiB), burst=2s (what was not used for that time may follow at
+    /// once; 1s unless told) or burst=300/60s, latency=2ms (one request in 100 may take longer). Wherever it is served, and
+    /// by whichever host clients come. `--limit iops=500,bytes=50MiB` is read, too
+    #[arg(long, visible_alias = "limit", value_name = "POLICY")]
+    qos: Option<String>,
     /// Only make it; `holdfast volume export` offers it to clients later
     #[arg(long)]
     no_export: bool,
@@ -267,7 +271,7 @@ struct Create {
 #[derive(Args, Debug)]
 #[command(override_usage = "holdfast volume set <NAME> --SETTING VALUE...")]
 #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["layout", "protect", "provisioning", "integrity", "compress", "first_tier", "media", "limit"])))]
+    .args(["layout", "protect", "provisioning", "integrity", "compress", "first_tier", "media", "qos"])))]
 struct Set {
     name: String,
     /// As for `volume create`; what is there is written anew in the background
@@ -290,9 +294,9 @@ struct Set {
     compress: Option<Compression>,
     #[command(flatten)]
     tiers: TierFlags,
-    /// As for `volume create`, also of a clone; `none` takes it away
-    #[arg(long)]
-    limit: Option<String>,
+    /// As for `volume create`, also of a clone; all of it is said anew, and `none` takes it away
+    #[arg(long, visible_alias = "limit", value_name = "POLICY")]
+    qos: Option<String>,
 }
 
 /// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
@@ -361,7 +365,7 @@ impl Create {
             compression: (self.compress != Compression::Off).then_some(self.compress),
             tiers: self.tiers.applied_to(Tiers::default()),
             key,
-            limit: self.limit,
+            limit: self.qos,
         };
         let volume = client::volume(dir, &request)?;
         let text = format!("volume {} ({}, {}) is made{}", volume.name, self.size, volume.layout, how_to_use(&volume));
@@ -383,21 +387,24 @@ impl Set {
         let checked_reads = self.integrity.map(|i| i == Integrity::On);
         let tiers = self.tiers.change(&self.name, dir)?;
         let layout_name = layout.map(|l| l.to_string());
-        let is_limited = self.limit.is_some();
-        let (name, compression, limit) = (self.name, self.compress, self.limit);
+        let has_policy = self.qos.is_some();
+        let (name, compression, limit) = (self.name, self.compress, self.qos);
         let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, compression, tiers, limit };
         let volume = client::volume(dir, &request)?;
         let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
-        let limit = is_limited.then(|| match &volume.limit {
-            Some(limit) => format!("volume {} is limited to {limit}, wherever it is served", volume.name),
-            None => format!("volume {} has no limit", volume.name),
+        let policy = has_policy.then(|| match &volume.limit {
+            Some(words) if is_limit(words) => {
+                format!("volume {} is limited to {words}, wherever it is served", volume.name)
+            }
+            Some(words) => format!("volume {} has {words}, wherever it is served", volume.name),
+            None => format!("volume {} has no limit, and what others have", volume.name),
         });
         let packed = compression.map(|compression| match compression {
             Compression::Off => format!("volume {} is written as it is from here on", volume.name),
             other => format!("volume {} is packed from here on, by {other}", volume.name),
         });
         let set = what_was_set(&volume, layout, fixed, checked_reads);
-        let said: Vec<String> = tiers.into_iter().chain(set).chain(packed).chain(limit).collect();
+        let said: Vec<String> = tiers.into_iter().chain(set).chain(packed).chain(policy).collect();
         show(&volume, said.join("\n"), json)
     }
 }
@@ -712,9 +719,10 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("connect to", uri.clone());
     }
     row("for", whom_for(volume));
-    if let Some(limit) = &volume.limit {
+    if let Some(words) = &volume.limit {
         let unreadable = "none: its record can't be read by this release".to_string();
-        row("limit", if limit.is_empty() { unreadable } else { limit.clone() });
+        let name = if words.is_empty() || is_limit(words) { "limit" } else { "qos" };
+        row(name, if words.is_empty() { unreadable } else { words.clone() });
     }
     row("clients", volume.sessions.to_string());
     row("writers", writers_of(volume));

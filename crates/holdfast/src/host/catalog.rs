@@ -109,10 +109,6 @@ impl Settings {
     }
 }
 
-fn limit_record(limit: &str) -> LimitRecord {
-    LimitRecord { limit: limit.to_string(), other: Other::new() }
-}
-
 /// Whether what is made under a name has the id of an earlier attempt that was cut short.
 #[derive(Clone, PartialEq, Eq)]
 enum Again {
@@ -414,7 +410,7 @@ impl Catalog {
         &self,
         name: &str,
         (size_bytes, layout, tiers): (u64, Layout, Tiers),
-        (settings, limit): (Settings, Option<&str>),
+        (settings, limit): (Settings, Option<&LimitRecord>),
         key: Option<&NewKey>,
         reserving: Option<&Reserving>,
     ) -> Result<Option<Entry>> {
@@ -428,7 +424,7 @@ impl Catalog {
         let root = Root { volume: chosen, ..root };
         let absent = Compare { key: root_key(chosen), version: MetaVersion::ABSENT };
         let compares: Vec<Compare> = std::iter::once(absent).chain(reserving.map(Reserving::compare)).collect();
-        let limit = limit.map(|limit| encode(&limit_record(limit)));
+        let limit = limit.map(encode);
         // Also what an earlier attempt has left is replaced.
         let set = |key: String, value: Option<Vec<u8>>| Write { key, value, lease: None };
         let mut writes = vec![
@@ -671,17 +667,17 @@ impl Catalog {
         for listed in self.known.list(LIMITS_PREFIX)?.records {
             let Ok(volume) = listed.key[LIMITS_PREFIX.len()..].parse() else { continue };
             let record = decode::<LimitRecord>(&listed.key, &listed.value);
-            limits.insert(volume, limits::words_of(record.map(|record| record.limit)));
+            limits.insert(volume, limits::words_of(record));
         }
         Ok(limits)
     }
 
-    pub fn set_limit(&self, volume: VolumeId, limit: Option<&str>) -> Result<()> {
+    pub fn set_limit(&self, volume: VolumeId, limit: Option<&LimitRecord>) -> Result<()> {
         self.update(&limit_key(volume), |found| {
             // One that can't be read is replaced: so a limit of a later release can be had away.
             let before = found.and_then(|bytes| holdfast_format::meta::decode::<LimitRecord>(bytes).ok());
             let other = before.map(|before| before.other).unwrap_or_default();
-            let next = limit.map(|limit| encode(&LimitRecord { other, ..limit_record(limit) }));
+            let next = limit.map(|limit| encode(&LimitRecord { other, ..limit.clone() }));
             Ok((found != next.as_deref()).then_some(next))
         })
     }
@@ -1248,8 +1244,8 @@ mod tests {
         };
         // An attempt that was cut short before there was a volume.
         let given_up = catalog.take_name("v1", Again::SameId { origin: None }).unwrap();
-        catalog.set_limit(given_up, Some("iops=1")).unwrap();
-        let (v1, v2) = (make("v1", None), make("v2", Some("iops=500")));
+        catalog.set_limit(given_up, Some(&limits::record("iops=1"))).unwrap();
+        let (v1, v2) = (make("v1", None), make("v2", Some(&limits::record("iops=500"))));
         assert_eq!(v1, given_up);
         assert_eq!(catalog.limits().unwrap(), Limits::from([(v2, "iops=500".to_string())]));
         catalog.set(&limit_key(v1), Some(b"{\"limit\":7}".to_vec())).unwrap();
@@ -1273,7 +1269,7 @@ mod tests {
         catalog.change_clients(id, |_| Ok(Some(BTreeSet::from(["b".to_string()])))).unwrap();
         assert_eq!(text(clients_key(id)), r#"{"allowed":["b"],"zz":1}"#);
         put(limit_key(id), r#"{"limit":"iops=1","zz":1}"#);
-        catalog.set_limit(id, Some("iops=2")).unwrap();
+        catalog.set_limit(id, Some(&limits::record("iops=2"))).unwrap();
         assert_eq!(text(limit_key(id)), r#"{"limit":"iops=2","zz":1}"#);
         let key = r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"file":"/k"},"zz":1}"#;
         put(key_key(id), key);
@@ -1357,7 +1353,7 @@ mod tests {
         assert_ne!(elsewhere, begun);
         catalog.change_clients(elsewhere, |_| Ok(Some(BTreeSet::new()))).unwrap();
         let given_up = catalog.take_name("d", Again::SameId { origin: None }).unwrap();
-        catalog.set_limit(given_up, Some("iops=1")).unwrap();
+        catalog.set_limit(given_up, Some(&limits::record("iops=1"))).unwrap();
         assert_ne!(catalog.begin_clone("d", v1).unwrap(), given_up);
         assert!(catalog.limits().unwrap().is_empty(), "nothing stays of what there never was");
         let volume = make("c");

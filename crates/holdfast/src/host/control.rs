@@ -632,9 +632,9 @@ impl ControlPlane {
         let left_bytes = owned_bytes(size_bytes);
         self.drop_orphan(name)?;
         let reservation = is_fixed.then_some(Reservation { base_bytes: 0, left_bytes });
-        self.check_compression(name, compression, key.is_some())?;
+        self.check_compression(compression)?;
         let settings = Settings { reservation, unchecked_reads: !checked_reads, compression };
-        let settings = (settings, limit.as_deref());
+        let settings = (settings, limit.as_ref());
         let key = key.map(NewKey::make).transpose()?;
         let what = (size_bytes, layout, tiers);
         let make = |reserving: Option<&Reserving>| self.catalog.create(name, what, settings, key.as_ref(), reserving);
@@ -652,6 +652,7 @@ impl ControlPlane {
         if is_fixed {
             self.set_reservation_anew(&entry)?;
         }
+        let limit = limit.map(|record| limits::words_of(Ok(record)));
         let made = if export { self.export(name, false)? } else { VolumeInfo { limit, ..self.closed_info(&entry) } };
         Ok(VolumeInfo { warning, ..made })
     }
@@ -685,7 +686,7 @@ impl ControlPlane {
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;
         if let Some(compression) = compression {
-            self.check_compression(name, compression, root.key_id.is_some())?;
+            self.check_compression(compression)?;
             if compression != Compression::Off {
                 let features = root.features.clone().with(Feature::Packed);
                 self.catalog.check_can_serve(&Root { features, ..root.clone() })?;
@@ -716,23 +717,14 @@ impl ControlPlane {
             self.order(Order::CheckReads { name: name.to_string(), checked })?;
         }
         if let Some(limit) = limit {
-            self.set_limit(&entry, limit.as_deref())?;
+            self.set_limit(&entry, limit.as_ref())?;
         }
         self.show(name)
     }
 
-    /// Refuses what nodes of an older release, or the way the volume is kept, leave no room for.
-    fn check_compression(&self, name: &str, compression: Compression, is_encrypted: bool) -> Result<()> {
-        if compression == Compression::Off {
-            return Ok(());
-        }
-        if is_encrypted {
-            refuse!(
-                Code::State,
-                "volume {name} is encrypted, and this release packs none of these; leave --compress out"
-            );
-        }
-        check_nodes_pack(&self.live()?.nodes)
+    /// Refuses what nodes of an older release leave no room for.
+    fn check_compression(&self, compression: Compression) -> Result<()> {
+        if compression == Compression::Off { Ok(()) } else { check_nodes_pack(&self.live()?.nodes) }
     }
 
     /// Whether nodes have devices enough of the classes of media that tiers name.

@@ -1,44 +1,69 @@
-//! Limits of volumes, as the records tell of them and operators set them.
+//! Policies of volumes, their limits above all, as the records tell of them and operators set them.
 //!
 //! ```text
-//! limits/ID      (metadata) of a volume or clone: what its limit is told
+//! limits/ID      (metadata) of a volume or clone: what its policy is told
 //! ```
 //! A clone begins with that of what it was made of. A host keeps to it by the policy of a tenant; see [`holdfast_host`].
-//! It is told in the words of the filter `limit`, since hosts of earlier releases keep to it by one.
+//! Where the words of the filter `limit` say all of it, it is told in these, since hosts of earlier releases keep to it by
+//! one. Else they are told what of it they can keep to.
 
 use super::catalog::Entry;
 use super::control::ControlPlane;
 use anyhow::Result;
 use holdfast_api::{Code, refuse};
-use holdfast_filter::build;
-use holdfast_host::policy_of;
+use holdfast_filter::is_limit;
+use holdfast_format::meta::{LimitRecord, Other};
+use holdfast_host::{QosPolicy, policy_of};
 
-/// What takes a limit away.
+/// What takes a policy away.
 pub const NONE: &str = "none";
 
-/// Words that no limit has: of a record that can't be read.
+/// Words that no policy has: of a record that can't be read.
 const UNREADABLE: &str = "";
 
+/// A limit of requests that never holds anybody: a host of an earlier release can't be told that there is none.
+const UNLIMITED: &str = "iops=1000000000";
+
 /// What a record tells: one that is damaged, or of a later release, is the trouble of its volume alone.
-pub fn words_of(record: Result<String>) -> String {
-    record.unwrap_or_else(|_| UNREADABLE.to_string())
+pub fn words_of(record: Result<LimitRecord>) -> String {
+    record.map_or_else(|_| UNREADABLE.to_string(), |record| record.qos.unwrap_or(record.limit))
 }
 
-/// What an operator asks for: a limit, or that there be none.
-pub fn parse(words: &str) -> Result<Option<String>> {
+/// The record of words that make a policy.
+pub fn record(words: &str) -> LimitRecord {
+    let told = |limit: &str, qos: Option<&str>| LimitRecord {
+        limit: limit.to_string(),
+        qos: qos.map(str::to_string),
+        other: Other::new(),
+    };
+    if is_limit(words) {
+        return told(words, None);
+    }
+    let policy = words.parse::<QosPolicy>().unwrap_or_default();
+    let (iops, bytes) = (policy.iops.map(|iops| format!("iops={iops}")), policy.bytes.map(|b| format!("bytes={b}")));
+    let limit = [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(",");
+    told(if is_limit(&limit) { &limit } else { UNLIMITED }, Some(words))
+}
+
+/// What an operator asks for: a policy, or that there be none.
+pub fn parse(words: &str) -> Result<Option<LimitRecord>> {
     if words == NONE {
         return Ok(None);
     }
-    let error = match (policy_of(words), build(&format!("limit:{words}"))) {
-        (Ok(_), Ok(_)) => return Ok(Some(words.to_string())),
-        (Err(error), _) => error.to_string(),
-        (_, Err(error)) => error.to_string(),
-    };
-    refuse!(Code::Invalid, "`{words}` is no limit: {error}; write it like iops=500,bytes=50MiB, or `{NONE}`")
+    match policy_of(words) {
+        Ok(policy) if policy.floor.is_some() => {
+            refuse!(Code::Invalid, "`{words}` promises a floor, and this release keeps none; leave it out, or ask for a weight")
+        }
+        Ok(_) => Ok(Some(record(words))),
+        Err(error) => refuse!(
+            Code::Invalid,
+            "`{words}` is no limit and no policy: {error}; write it like iops=500,bytes=50MiB or weight=400,limit=500, or `{NONE}`"
+        ),
+    }
 }
 
 impl ControlPlane {
-    pub(super) fn set_limit(&self, entry: &Entry, limit: Option<&str>) -> Result<()> {
+    pub(super) fn set_limit(&self, entry: &Entry, limit: Option<&LimitRecord>) -> Result<()> {
         self.catalog.set_limit(entry.id(), limit)?;
         self.take_in_access()
     }
@@ -49,14 +74,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_told_in_the_words_of_its_layer() {
-        assert_eq!(parse("iops=500,bytes=50MiB").unwrap().as_deref(), Some("iops=500,bytes=50MiB"));
-        assert_eq!(parse("none").unwrap(), None);
-        // The last ones make policies that earlier releases can't keep to.
-        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3", "limit=500", "iops=500,weight=7", "iops=5,burst=9/1s"] {
+    fn a_policy_is_told_to_older_hosts_as_far_as_they_can_keep_to_it() {
+        let told = |words: &str| parse(words).unwrap().map(|record| (record.limit, record.qos));
+        let older = |limit: &str, words: &str| Some((limit.to_string(), Some(words.to_string())));
+        assert_eq!(told("iops=500,bytes=50MiB"), Some(("iops=500,bytes=50MiB".to_string(), None)));
+        assert_eq!(told("none"), None);
+        assert_eq!(told("weight=7"), older(UNLIMITED, "weight=7"));
+        assert_eq!(told("iops=500,weight=7"), older("iops=500", "iops=500,weight=7"));
+        assert_eq!(told("limit=5/1M,burst=9/1s"), older("iops=5,bytes=1048576", "limit=5/1M,burst=9/1s"));
+        assert!([UNLIMITED, "iops=5,bytes=1048576"].into_iter().all(is_limit));
+        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3", "weight=0", "latency=1h"] {
             let error = parse(wrong).unwrap_err().to_string();
             assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
         }
+        assert!(parse("floor=100").unwrap_err().to_string().contains("keeps none"));
         assert!(policy_of(UNREADABLE).is_err());
+    }
+
+    #[test]
+    fn a_record_tells_all_of_a_policy_or_nothing() {
+        let words = |record: LimitRecord| words_of(Ok(record));
+        assert_eq!(words(record("weight=7,limit=5")), "weight=7,limit=5");
+        assert_eq!(words(record("iops=5")), "iops=5");
+        assert_eq!(words_of(Err(anyhow::anyhow!("damaged"))), UNREADABLE);
     }
 }

@@ -6,7 +6,7 @@ use holdfast_api::{
     FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState,
 };
 use holdfast_base::{HeadId, ObjectId};
-use holdfast_filter::{Edge, FilterView};
+use holdfast_filter::{Edge, FilterView, is_limit};
 use holdfast_host::{Figures, LIMIT, Volume, policy_of, snapshot_export_name};
 use holdfast_runtime::clock;
 use holdfast_volume::{Sharing, Snapshot, State};
@@ -80,7 +80,7 @@ fn limit_info(words: &str, figures: Figures) -> FilterInfo {
     let counters = [("waited", figures.held_by_limit), ("waiting now", waiting)];
     FilterInfo {
         id: LIMIT.0,
-        spec: format!("limit:{words}"),
+        spec: format!("{}:{words}", if is_limit(words) { "limit" } else { "qos" }),
         tool: false,
         leaving: false,
         kept: true,

@@ -49,7 +49,7 @@ fn grid(reader: &mut Reader) {
 }
 
 #[test]
-fn the_pages_about_volumes_and_reduction_work_as_they_are_typed() {
+fn the_pages_about_volumes_qos_and_reduction_work_as_they_are_typed() {
     let mut reader = Reader::new();
     let mut page = Page::open("operate/volumes.md");
     grid(&mut reader);
@@ -73,8 +73,8 @@ fn the_pages_about_volumes_and_reduction_work_as_they_are_typed() {
         reader.types(command);
     }
     reader.types("holdfast volume create vm1 --size 4GiB");
-    reader.types(&page.block("holdfast volume set vm1 --limit"));
     reader.types(&page.block("holdfast volume filter add"));
+    reader.types(&Page::open("operate/qos.md").block("holdfast volume set vm1 --limit"));
     let mut page = Page::open("operate/reduction.md");
     reader.types(&page.block("holdfast volume create vm5"));
     reader.types(&page.block("holdfast volume show vm5"));

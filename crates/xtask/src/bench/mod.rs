@@ -1,6 +1,6 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd. What something costs: `--maintenance` background care,
 //! `--tls` TLS between host and nodes, `--encrypt` encryption at rest, `--reduce` compression, and what that saves, `--nested`
-//! nested layouts beside a mirror. `--diskspd` is many threads on three nodes beside the raw file; `--etcd` what a grid that
+//! nested layouts beside a mirror, `--noisy` what a guest feels of its neighbour, by `qos.isolation`. `--diskspd` is many threads on three nodes beside the raw file; `--etcd` what a grid that
 //! keeps its metadata in etcd does when a node, or etcd, or both hang, and when a volume changes hands.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
@@ -17,6 +17,7 @@ mod load;
 mod machine;
 mod maintenance;
 mod nested;
+mod noisy;
 mod paired;
 mod reduce;
 mod report;
@@ -33,6 +34,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         Some((first, rest)) if first == "--tls" => tls::run(rest),
         Some((first, rest)) if first == "--encrypt" => encrypt::run(rest),
         Some((first, rest)) if first == "--nested" => nested::run(rest),
+        Some((first, rest)) if first == "--noisy" => noisy::run(rest),
         Some((first, rest)) if first == "--reduce" => reduce::run(rest),
         Some((first, rest)) if first == "--diskspd" => diskspd::run(rest),
         Some((first, rest)) if first == "--etcd" => hosts::run(rest),
