@@ -13,6 +13,7 @@ mod node;
 mod parts;
 mod request;
 mod response;
+mod slow;
 mod texts;
 mod volume;
 
@@ -29,7 +30,8 @@ pub use node::{
 pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, SegmentKind, SegmentParts};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
+pub use slow::{Neighbour, SlowInfo, SlowKind, SlowRequest, SlowStage};
 pub use volume::{
-    Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, VolumeInfo, VolumeLive,
+    Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,
     VolumeSpace, VolumeState,
 };

@@ -60,6 +60,10 @@ pub enum Request {
     VolumeExplain {
         name: String,
     },
+    /// Where the time of its requests goes.
+    VolumeSlow {
+        name: String,
+    },
     VolumeResize {
         name: String,
         size_bytes: u64,
@@ -373,6 +377,7 @@ impl Request {
             | Request::VolumeShow { .. }
             | Request::VolumeLive { .. }
             | Request::VolumeExplain { .. }
+            | Request::VolumeSlow { .. }
             | Request::ReceiveState { .. }
             | Request::TrashList
             | Request::Tasks

@@ -1,6 +1,6 @@
 //! What a host answers: one of these to each request.
 
-use crate::{Code, HostStatus, MachineInfo, Parts, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
+use crate::{Code, HostStatus, MachineInfo, Parts, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
 use holdfast_format::meta::MetadataFile;
 use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,11 @@ pub enum Response {
         volume: Box<VolumeInfo>,
         /// Of a volume that is open here.
         parts: Option<Box<Parts>>,
+    },
+    Slow {
+        volume: Box<VolumeInfo>,
+        /// Of a volume that is in service here.
+        slow: Option<Box<SlowInfo>>,
     },
     Volumes {
         volumes: Vec<VolumeInfo>,

@@ -175,6 +175,11 @@ pub struct VolumeLive {
     /// States of the volume that nobody needs any more, on their way to be merged or dropped.
     #[serde(default)]
     pub layers_going: u64,
+    /// Of the last minute or two, as the host saw them, of a volume with its clones; older releases don't say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_times: Option<Times>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_times: Option<Times>,
     /// Where there is a first tier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_tier: Option<FirstTierUse>,
@@ -185,6 +190,13 @@ pub struct VolumeLive {
     #[serde(default)]
     pub snapshots: Vec<SnapshotInfo>,
     pub counters: Counters,
+}
+
+/// What half of the requests took at most, and 99 of 100.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Times {
+    pub p50_us: u64,
+    pub p99_us: u64,
 }
 
 /// What a first tier holds, and what it did since the volume was opened; bytes of guests' data.

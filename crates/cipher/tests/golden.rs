@@ -50,6 +50,19 @@ fn blocks_of_a_segment() {
 }
 
 #[test]
+fn a_unit_of_a_packed_segment() {
+    let cipher = VolumeKey::new(&secret()).of_segment(SegmentId { volume: VOLUME, epoch: Epoch(7), counter: 9 });
+    let mut bytes = block()[..192].to_vec();
+    let check = cipher.encrypt_unit(300, &mut bytes);
+    assert_eq!(hex(&bytes[..32]), "b54fcb35918cd1fb72047584becad43f6e459834a154e08dcabc9de842905332");
+    assert_eq!((hex(&bytes[176..]).as_str(), check), ("6e706e87fed84c6be946cfe3171f05a1", 4_099_583_101));
+    assert!(
+        !cipher.decrypt_unit(301, &mut bytes.clone(), Some(check)) && cipher.decrypt_unit(300, &mut bytes, Some(check))
+    );
+    assert_eq!(bytes, block()[..192]);
+}
+
+#[test]
 fn an_entry_of_a_ledger() {
     let ledger = LedgerId { epoch: Epoch(7), n: 2 };
     let cipher = VolumeKey::new(&secret()).of_ledger(VOLUME, ledger, InstanceId(0xab_cdef));

@@ -134,7 +134,7 @@ impl Packer {
         if codec == Codec::Raw {
             return unit.try_into().map_err(|_| Error::Length { bytes: unit.len() });
         }
-        decompress(&mut self.unzstd, codec, (unit, 0), &mut self.block)?;
+        decompress(&mut self.unzstd, codec, unit, 0, &mut self.block)?;
         Ok(&self.block)
     }
 
@@ -146,7 +146,7 @@ impl Packer {
         head: usize,
         block: &mut [u8; BLOCK_BYTES],
     ) -> Result<(), Error> {
-        decompress(&mut self.unzstd, codec, (unit, head), block)
+        decompress(&mut self.unzstd, codec, unit, head, block)
     }
 
     /// The same, into the caller's block, which holds anything after an error.
@@ -155,7 +155,7 @@ impl Packer {
             *block = *self.open(codec, unit)?;
             return Ok(());
         }
-        decompress(&mut self.unzstd, codec, (unit, 0), block)
+        self.open_behind(codec, unit, 0, block)
     }
 }
 
@@ -169,7 +169,8 @@ impl Default for Packer {
 fn decompress(
     zstd: &mut DCtx<'_>,
     codec: Codec,
-    (unit, head): (&[u8], usize),
+    unit: &[u8],
+    head: usize,
     block: &mut [u8; BLOCK_BYTES],
 ) -> Result<(), Error> {
     let output = output_in(unit)?.get(head..).ok_or(Error::Codec)?;

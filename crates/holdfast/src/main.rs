@@ -19,6 +19,7 @@ mod nbd_uri;
 mod node;
 mod protocol;
 mod resources;
+mod verdict;
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -74,6 +75,10 @@ enum Command {
     Changes(cli::transfer::ChangesArgs),
     /// What can still be written, and where the bytes are
     Space(cli::space::SpaceArgs),
+    /// The busiest volumes, again and again
+    Top(cli::top::TopArgs),
+    /// Why a volume is slow
+    Why(cli::why::WhyArgs),
     /// What first tiers hold, what leaves them, and how often they are read
     Tier(cli::tier::TierArgs),
     /// What the grid does right now, and what is not well
@@ -138,6 +143,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(args) => cli::transfer::receive(&args, &GridDir::choose(dir)?, cli.json),
         Command::Changes(args) => cli::transfer::changes(&args, &GridDir::choose(dir)?, cli.json),
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Top(args) => cli::top::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status(_) => unreachable!("it has exit codes of its own"),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),

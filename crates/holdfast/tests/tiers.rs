@@ -3,7 +3,8 @@
 mod support;
 
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use support::{Grid, assert_volume_holds, needs, pattern, text, until};
@@ -98,9 +99,10 @@ fn blocks_are_packed_behind_guests_backs_and_read_as_they_were() {
 
 #[test]
 fn blocks_of_encrypted_volumes_are_packed_and_read_as_they_were() {
-    let grid = Grid::new(3);
+    let grid = Grid::new(4);
     grid.up("--nodes 3 --devices 1");
     fs::write(grid.path("key"), "0".repeat(64)).unwrap();
+    fs::set_permissions(grid.path("key"), Permissions::from_mode(0o600)).unwrap();
     packs_and_reads(&grid, &format!("--encrypt --key-file {}", grid.path("key").display()));
 }
 

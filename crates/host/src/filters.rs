@@ -70,9 +70,10 @@ impl Volume {
 impl Host {
     /// Gives a request that is under way to the controller, by the filters that stand before it.
     pub(crate) fn pass(&mut self, now: Instant, at: Token, target: Target, request: BlockRequest, out: Out) {
-        if let Target::Head(head) = target
-            && self.volumes.table.get(at).is_some_and(|volume| volume.stack(head).is_some())
-        {
+        let Some(volume) = self.volumes.table.get_mut(at) else { return };
+        let head = if let Target::Head(head) = target { volume.stack(head).map(|_| head) } else { None };
+        volume.requests.passes(now, request.token, head.is_some());
+        if let Some(head) = head {
             return self.drive_filters(now, at, head, StackEvent::Request(request), out);
         }
         self.drive(now, at, VolumeEvent::Request { target, request }, out);
@@ -93,7 +94,7 @@ impl Host {
                 Effect::Down(BlockRequest { token, op }) => {
                     let Some(volume) = self.volumes.table.get_mut(at) else { return };
                     let requester = Requester::Filters(head);
-                    let origin = Origin { requester, token, op: None, since: now, changes: None };
+                    let origin = Origin { requester, token, op: None, since: now, came_at: now, changes: None };
                     let request = BlockRequest { token: volume.requests.admit(origin), op };
                     self.drive(now, at, VolumeEvent::Request { target: Target::Head(head), request }, out);
                 }

@@ -335,6 +335,11 @@ impl Host {
                     out.push(Effect::Send { node, lane, call: Call { volume: at, token }, request, payload });
                 }
                 VolumeEffect::Reply(reply) => self.replies.push_back((at, reply)),
+                VolumeEffect::Took { token, spans } => {
+                    if let Some(volume) = self.volumes.table.get_mut(at) {
+                        volume.requests.took(token, spans);
+                    }
+                }
                 VolumeEffect::Meta { token, request } => {
                     out.push(Effect::Meta { call: Call { volume: at, token }, request });
                 }
@@ -475,7 +480,10 @@ impl Host {
     /// A controller's answer.
     pub(crate) fn on_volume_reply(&mut self, now: Instant, at: Token, reply: BlockReply, out: Out) {
         let answered = self.volumes.table.get_mut(at).and_then(|v| v.requests.answered(reply.token));
-        let Some(Answered { origin, turn, clear }) = answered else { return };
+        let Some(Answered { origin, way, turn, clear }) = answered else { return };
+        if reply.result.is_ok() {
+            self.note_took(now, at, &origin, &way);
+        }
         self.forward.cleared.extend(clear);
         if let Some(head) = origin.changes {
             self.on_change_answered(now, (at, head), &origin, reply.result.is_ok());
@@ -602,7 +610,12 @@ fn states_of(devices: &[DeviceStat]) -> BTreeMap<DeviceId, (DeviceHealth, u64)> 
 }
 
 /// A session's request as it comes to [`Host::handle`].
-pub(crate) type Asked = (BlockRequest, Instant);
+pub(crate) struct Asked {
+    pub request: BlockRequest,
+    /// The earliest that the client may have sent it.
+    pub since: Instant,
+    pub came_at: Instant,
+}
 
 pub(crate) fn info(out: Out, text: String) {
     out.push(Effect::Log { level: Level::Info, text });

@@ -30,6 +30,7 @@ mod remotes;
 pub mod requests;
 pub mod reservation;
 mod sessions;
+mod slow;
 mod turns;
 pub mod views;
 mod volumes;
@@ -47,11 +48,13 @@ pub use event::{
 pub use forward::{LinkId, Peer};
 pub use groups::{GroupId, Heard, Sibling};
 pub use holdfast_qos::{Figures, Isolation, Policy as QosPolicy};
+pub use holdfast_stages::{Report, Spans, Stage, StageReport};
 pub use host::{Config, Host};
 pub use limits::{LIMIT, LimitError, Limits, policy_of};
 pub use mutations::Mutations;
 pub use offers::{Offer, Place};
 pub use sessions::{Connection, Denied, DeniedKind};
+pub use slow::Waits;
 pub use volumes::{
     Budget, Care, SESSIONS_MAX, VOLUMES_MAX, Volume, Wait, receiving_export, snapshot_export_name, split_export,
     split_ticket,

@@ -45,7 +45,11 @@ impl std::error::Error for LimitError {}
 /// # Errors
 /// They make none, or are none at all.
 pub fn policy_of(words: &str) -> Result<Policy, LimitError> {
-    if words.is_empty() { Err(LimitError::Nothing) } else { words.parse().map_err(LimitError::Policy) }
+    if !words.contains(|c: char| c.is_alphanumeric()) {
+        Err(LimitError::Nothing)
+    } else {
+        words.parse().map_err(LimitError::Policy)
+    }
 }
 
 impl Host {

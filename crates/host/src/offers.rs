@@ -9,11 +9,11 @@ use crate::forward::{
     Ingress, IngressEffect, IngressEvent, OwnerEffect, OwnerEnd, OwnerEvent, Peer, Route, SessionView,
 };
 use crate::homes::{host_of_link, link_name};
-use crate::host::{Host, Out};
+use crate::host::{Asked, Host, Out};
 use crate::remotes::{Introduced, Remote};
 use crate::requests::Barrier;
 use holdfast_base::time::earliest;
-use holdfast_base::{Effects, ExportInfo, Instant, Slab, Token, VolumeId};
+use holdfast_base::{BlockRequest, Effects, ExportInfo, Instant, Slab, Token, VolumeId};
 use holdfast_format::forward::Ask;
 use holdfast_volume::State;
 use std::collections::{BTreeMap, VecDeque};
@@ -204,7 +204,7 @@ impl Host {
         match effect {
             IngressEffect::Submit { session, request, since } => {
                 if self.bind_here(session) {
-                    return self.submit_bound(now, session, (request, since), out);
+                    return self.submit_bound(now, session, Asked { request, since, came_at: now }, out);
                 }
                 // It is being opened or closed again, or a clone is gone.
                 self.forward.events.push_back(IngressEvent::NotHere { session });
@@ -253,7 +253,7 @@ impl Host {
     }
 
     /// The controller beside a forwarded session has stopped: what it was asked is asked again, here or elsewhere.
-    pub(crate) fn hand_back(&mut self, session: Token, (request, since): crate::host::Asked) {
+    pub(crate) fn hand_back(&mut self, session: Token, request: BlockRequest, since: Instant) {
         self.unbind_here(session);
         self.forward.events.push_back(IngressEvent::NotHere { session });
         self.forward.events.push_back(IngressEvent::Request { session, request, since });

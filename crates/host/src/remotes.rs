@@ -97,7 +97,7 @@ impl Host {
             return self.forward.owner_events.push_back(OwnerEvent::Reply { request, reply });
         };
         let requester = Requester::Remote(request);
-        let origin = Origin { requester, token: block.token, op: None, since: now, changes: None };
+        let origin = Origin { requester, token: block.token, op: None, since: now, came_at: now, changes: None };
         self.enter(now, (at, target), SessionId::Remote(remote), (origin, block.op), out);
     }
 

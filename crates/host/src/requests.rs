@@ -9,6 +9,7 @@
 
 use holdfast_base::{BlockOp, HeadId, Instant, RequestToken, Slab, Token};
 use holdfast_qos::Slot;
+use holdfast_stages::{Kind, Spans};
 use holdfast_volume::controller::REQUESTS_MAX;
 use std::collections::BTreeSet;
 
@@ -32,6 +33,7 @@ pub struct Origin {
     pub op: Option<BlockOp>,
     /// The earliest that the client may have sent it.
     pub since: Instant,
+    pub came_at: Instant,
     /// What of the volume it is to change.
     pub changes: Option<HeadId>,
 }
@@ -45,10 +47,23 @@ pub struct Turn {
     pub changes: bool,
 }
 
+/// Where a request was before and after the controller had it.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    /// Of a guest: since when it waits for its turn, and what is asked of which head.
+    pub asked: Option<(Instant, HeadId, Kind)>,
+    pub went_at: Option<Instant>,
+    /// Filters have it then.
+    pub by_filters: bool,
+    /// What the controller tells.
+    pub spans: Option<Spans>,
+}
+
 /// A request that is answered.
 #[derive(Debug)]
 pub struct Answered {
     pub origin: Origin,
+    pub way: Way,
     /// Where the scheduler counts it.
     pub turn: Option<Turn>,
     /// Who goes on now.
@@ -60,6 +75,7 @@ struct UnderWay {
     number: u64,
     origin: Origin,
     turn: Option<Turn>,
+    way: Way,
 }
 
 /// Who goes on when what was asked before is done. A client that was cut off with a write under way may be back, and what it
@@ -99,7 +115,7 @@ impl Requests {
     /// Takes a request in; gives its name at the controller. Callers keep room for it.
     pub fn admit(&mut self, origin: Origin) -> RequestToken {
         self.under_way.insert(self.next_number);
-        let token = self.origins.insert(UnderWay { number: self.next_number, origin, turn: None });
+        let token = self.origins.insert(UnderWay { number: self.next_number, origin, turn: None, way: Way::default() });
         self.next_number += 1;
         RequestToken(token.0)
     }
@@ -111,6 +127,27 @@ impl Requests {
         }
     }
 
+    /// It comes to wait for its turn.
+    pub fn asked(&mut self, now: Instant, request: RequestToken, head: HeadId, kind: Kind) {
+        if let Some(of) = self.origins.get_mut(Token(request.0)) {
+            of.way.asked = Some((now, head, kind));
+        }
+    }
+
+    /// It goes on, whether that counts or not.
+    pub fn passes(&mut self, now: Instant, request: RequestToken, by_filters: bool) {
+        if let Some(of) = self.origins.get_mut(Token(request.0)) {
+            (of.way.went_at, of.way.by_filters) = (Some(now), by_filters);
+        }
+    }
+
+    /// Where its time went in the controller, which answers it next.
+    pub fn took(&mut self, request: RequestToken, spans: Spans) {
+        if let Some(of) = self.origins.get_mut(Token(request.0)) {
+            of.way.spans = Some(spans);
+        }
+    }
+
     /// Whether the request is here, and has had no turn that counts.
     pub fn waits_for_turn(&self, request: RequestToken) -> bool {
         self.origins.get(Token(request.0)).is_some_and(|of| of.turn.is_none())
@@ -118,14 +155,14 @@ impl Requests {
 
     /// Ends a request.
     pub fn answered(&mut self, request: RequestToken) -> Option<Answered> {
-        let UnderWay { number, origin, turn } = self.origins.remove(Token(request.0))?;
+        let UnderWay { number, origin, turn, way } = self.origins.remove(Token(request.0))?;
         self.under_way.remove(&number);
         if self.waiting.is_empty() {
-            return Some(Answered { origin, turn, clear: Vec::new() });
+            return Some(Answered { origin, way, turn, clear: Vec::new() });
         }
         let first = self.under_way.first().copied().unwrap_or(u64::MAX);
         let clear = self.waiting.extract_if(.., |(upto, _)| *upto <= first).map(|(_, who)| who).collect();
-        Some(Answered { origin, turn, clear })
+        Some(Answered { origin, way, turn, clear })
     }
 
     /// Has somebody wait for what is under way; false where nothing is.
@@ -150,7 +187,7 @@ mod tests {
 
     fn origin(n: u64) -> Origin {
         let (requester, token) = (Requester::Session(Token(n)), RequestToken(n));
-        Origin { requester, token, op: None, since: Instant::ZERO, changes: None }
+        Origin { requester, token, op: None, since: Instant::ZERO, came_at: Instant::ZERO, changes: None }
     }
 
     #[test]

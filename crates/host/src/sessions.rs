@@ -263,7 +263,7 @@ impl Host {
     pub(crate) fn on_request(&mut self, now: Instant, session: Token, request: BlockRequest, out: Out) {
         let since = self.forward.since(now);
         let Some(of) = self.sessions.get_mut(session) else { return };
-        let asked = (request, since.max(of.opened_at));
+        let asked = Asked { request, since: since.max(of.opened_at), came_at: now };
         match &mut of.backlog {
             Backlog::Arriving(requests) | Backlog::AtBarrier(requests) => requests.push(asked),
             Backlog::Nothing => self.submit(now, session, asked, out),
@@ -275,19 +275,20 @@ impl Host {
         if !self.is_forwarded(session) {
             return self.submit_bound(now, session, asked, out);
         }
-        let (request, since) = asked;
+        let Asked { request, since, .. } = asked;
         self.forward.events.push_back(IngressEvent::Request { session, request, since });
     }
 
     /// To the controller of the volume that the session is bound to.
-    pub(crate) fn submit_bound(&mut self, now: Instant, session: Token, (request, since): Asked, out: Out) {
+    pub(crate) fn submit_bound(&mut self, now: Instant, session: Token, asked: Asked, out: Out) {
+        let Asked { request, since, came_at } = asked;
         let bound = self.sessions.get(session).and_then(|session| session.bound);
         let Some(bound) = bound.filter(|bound| self.volumes.table.get(bound.at).is_some()) else {
             let reply = BlockReply { token: request.token, result: Err(BlockError::ShuttingDown) };
             return self.reply_to(session, reply, out);
         };
         let (requester, op) = (Requester::Session(session), Some(request.op.clone()));
-        let origin = Origin { requester, token: request.token, op, since, changes: None };
+        let origin = Origin { requester, token: request.token, op, since, came_at, changes: None };
         self.enter(now, (bound.at, bound.target), SessionId::Own(session), (origin, request.op), out);
     }
 
@@ -317,7 +318,7 @@ impl Host {
                 if is_elsewhere && !self.is_stopping && self.is_forwarded(session) =>
             {
                 let opened_at = self.sessions.get(session).map_or(since, |of| of.opened_at);
-                self.hand_back(session, (BlockRequest { token, op }, since.max(opened_at)));
+                self.hand_back(session, BlockRequest { token, op }, since.max(opened_at));
             }
             (Requester::Session(session), _) => self.reply_to(session, reply, out),
             (Requester::Filters(head), _) => self.drive_filters(now, volume, head, StackEvent::Reply(reply), out),
@@ -339,8 +340,8 @@ impl Host {
         let Some(of) = self.sessions.get_mut(session) else { return };
         let opened_at = of.opened_at;
         if let Backlog::AtBarrier(requests) = std::mem::take(&mut of.backlog) {
-            for (request, since) in requests {
-                self.submit(now, session, (request, since.max(opened_at)), out);
+            for asked in requests {
+                self.submit(now, session, Asked { since: asked.since.max(opened_at), ..asked }, out);
             }
         }
     }
@@ -368,7 +369,8 @@ impl Host {
         let (client, wrote_at) = (of.connection.association.clone(), of.wrote_at);
         let events = &mut self.forward.events;
         events.push_back(IngressEvent::Open { session, volume, export, client, wrote_at });
-        events.extend(requests.into_iter().map(|(request, since)| IngressEvent::Request { session, request, since }));
+        let event = |Asked { request, since, .. }| IngressEvent::Request { session, request, since };
+        events.extend(requests.into_iter().map(event));
         if self.serves(volume) {
             self.bind_here(session);
         }

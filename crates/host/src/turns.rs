@@ -85,6 +85,7 @@ pub(crate) struct Turns {
     releases: bool,
     driven_at: Instant,
     reactor: usize,
+    has_window: bool,
     /// With other reactors.
     is_shared: bool,
     /// Of the first of several reactors.
@@ -110,10 +111,16 @@ impl Turns {
             releases: false,
             driven_at: Instant::ZERO,
             reactor,
+            has_window: config.isolation.is_some(),
             is_shared,
             sharing: (is_shared && reactor == FRONT).then(|| Sharing::new(config.reactors, isolation)),
             sums_at: None,
         }
+    }
+
+    /// Tenants share one.
+    pub fn has_window(&self) -> bool {
+        self.has_window
     }
 
     /// Whether there is room for another request.
@@ -163,6 +170,7 @@ impl Host {
     /// A request that has its place in its volume waits for its turn, which may be now.
     pub(crate) fn take_turn(&mut self, now: Instant, waiting: Waiting, out: Out) {
         let head = if let Target::Head(head) = waiting.target { Some(head) } else { None };
+        self.note_asked(now, &waiting, head);
         let Some(tenant) = self.tenant_of(now, waiting.at, head, out) else {
             return self.pass(now, waiting.at, waiting.target, waiting.request, out);
         };
@@ -251,6 +259,7 @@ impl Host {
                 let Some(volume) = self.volumes.table.get_mut(at) else { return true };
                 let heads: Vec<HeadId> = volume.controller.clones().map(|(head, _)| head).collect();
                 let is_there = |head: HeadId| head == HeadId::VOLUME || heads.contains(&head);
+                volume.recorded.retain(|of| is_there(of.head));
                 let gone = volume.tenants.extract_if(.., |tenant| tenant.head.is_some_and(|head| !is_there(head)));
                 for tenant in gone.collect::<Vec<_>>() {
                     self.drive_turns(now, scheduler::Event::Remove { tenant: tenant.id }, out);

@@ -8,6 +8,7 @@ use crate::event::OpenSpec;
 use crate::limits::Limits;
 use crate::requests::{Origin, Requests};
 use crate::reservation::ReservedVolume;
+use crate::slow::Recorded;
 use crate::turns::Tenant;
 use crate::write_gate::HeldChange;
 use crate::writers::{Writers, WritersView};
@@ -16,10 +17,11 @@ use holdfast_base::time::earliest;
 use holdfast_base::{ExportInfo, GridId, HeadId, InstanceId, Instant, ObjectId, RequestToken, Slab, Token, VolumeId};
 use holdfast_filter::Stack;
 use holdfast_format::geometry::Layout;
+use holdfast_stages::Spans;
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Claim, Config, Controller, Snapshot, State};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 pub const VOLUMES_MAX: usize = 4096;
@@ -65,6 +67,10 @@ pub struct Volume {
     pub(crate) filters: Vec<(HeadId, Stack)>,
     /// Whose turns count together: heads, and the snapshots of all.
     pub(crate) tenants: Vec<Tenant>,
+    /// Where the time of requests went.
+    pub(crate) recorded: Vec<Recorded>,
+    /// Of what filters asked for and was answered in this moment, in that order.
+    pub(crate) below_filters: VecDeque<(HeadId, Instant, Spans)>,
     /// When answers were held back last.
     pub(crate) quiesced_at: Option<Instant>,
     /// Who may write to which head, and what waits for that.
@@ -216,6 +222,8 @@ impl Volumes {
             receiver: None,
             filters: Vec::new(),
             tenants: Vec::new(),
+            recorded: Vec::new(),
+            below_filters: VecDeque::new(),
             quiesced_at: None,
             writers: BTreeMap::new(),
             held: Slab::new(REQUESTS_MAX),

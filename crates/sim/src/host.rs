@@ -303,6 +303,7 @@ impl<M: Machine> World<M> {
                 let stream = Stream { conn, lane: lane_index(lane), toward: Toward::Node };
                 self.send(stream, Message { token: wire, body: Body::Request(request), payload });
             }
+            Effect::Took { .. } => {}
             Effect::Reply(reply) => {
                 let words = [26, reply.token.0, u64::from(reply.result.is_ok())];
                 self.trace.event(self.now, &words, || format!("{at:?} replies {reply:?}"));

@@ -7,7 +7,7 @@ use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest,
-    NodeId, ObjectId, QuiesceId, ShardId, VolumeId,
+    NodeId, ObjectId, QuiesceId, RequestToken, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
@@ -17,6 +17,7 @@ use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
+use holdfast_stages::Spans;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -361,6 +362,11 @@ pub enum Effect {
         payload: Vec<Buf>,
     },
     Reply(BlockReply),
+    /// Where the time of a request went that is answered next.
+    Took {
+        token: RequestToken,
+        spans: Spans,
+    },
     /// Pack these blocks with [`pack_blocks`](crate::pack_blocks), on another thread if there is one, and tell by
     /// [`Event::Packed`].
     Pack {

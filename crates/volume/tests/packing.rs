@@ -291,6 +291,22 @@ fn damage_is_read_around(is_sealed: bool) {
 }
 
 #[test]
+fn blocks_of_units_are_put_together_where_no_run_of_them_can_be_had() {
+    for is_sealed in [false, true] {
+        let mut model = Model::of(8, 3, Layout::Parity { data: 2, parity: 1 }, is_sealed);
+        model.write_some(200);
+        model.world.span(Duration::from_secs(30));
+        // Of each stored block two shards are sound, of no two neighbours the same two.
+        for node in 0..2 {
+            let flip = |data: &mut [u8]| flip_blocks(&mut data[node * BLOCK_BYTES..], 2);
+            model.world.nodes[node].shards.alter_data(|_, data| flip(data));
+        }
+        model.judge("with damage in two places");
+        assert!(model.world.controller.status().counters.checksum_errors > 0);
+    }
+}
+
+#[test]
 fn a_worker_that_is_held_up_delays_nobody_and_what_it_does_too_late_is_nothing() {
     let mut model = Model::new(6, 3, Layout::Mirror { copies: 2 });
     model.world.packed = Some(Vec::new());

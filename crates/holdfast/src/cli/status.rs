@@ -56,7 +56,7 @@ pub const UNKNOWN: u8 = 3;
 pub fn run_status(args: &StatusArgs, dir: &GridDir, json: bool) -> Result<ExitCode> {
     let mut before: Option<Sample> = None;
     loop {
-        let sample = Sample { at: Instant::now(), status: gather(dir)? };
+        let sample = Sample::now(dir)?;
         let findings = findings::of(&sample.status);
         let rates = before.as_ref().map(|before| rates(before, &sample));
         // On a terminal one takes the place of the other.
@@ -86,9 +86,16 @@ struct StatusReport<'a> {
     rates: Option<BTreeMap<String, Rates>>,
 }
 
-struct Sample {
+/// What was told, and when.
+pub struct Sample {
     at: Instant,
-    status: GridStatus,
+    pub status: GridStatus,
+}
+
+impl Sample {
+    pub fn now(dir: &GridDir) -> Result<Sample> {
+        Ok(Sample { at: Instant::now(), status: gather(dir)? })
+    }
 }
 
 /// What passes between a volume and its clients, a second.
@@ -101,7 +108,7 @@ pub struct Rates {
 }
 
 /// Of volumes that were served without a break.
-fn rates(before: &Sample, now: &Sample) -> BTreeMap<String, Rates> {
+pub fn rates(before: &Sample, now: &Sample) -> BTreeMap<String, Rates> {
     let seconds = (now.at - before.at).as_secs_f64().max(0.001);
     let counters = |status: &GridStatus, volume: &VolumeInfo| {
         let found =

@@ -1244,8 +1244,8 @@ mod tests {
         };
         // An attempt that was cut short before there was a volume.
         let given_up = catalog.take_name("v1", Again::SameId { origin: None }).unwrap();
-        catalog.set_limit(given_up, Some(&limits::record("iops=1"))).unwrap();
-        let (v1, v2) = (make("v1", None), make("v2", Some(&limits::record("iops=500"))));
+        catalog.set_limit(given_up, Some(&limits::record_of("iops=1"))).unwrap();
+        let (v1, v2) = (make("v1", None), make("v2", Some(&limits::record_of("iops=500"))));
         assert_eq!(v1, given_up);
         assert_eq!(catalog.limits().unwrap(), Limits::from([(v2, "iops=500".to_string())]));
         catalog.set(&limit_key(v1), Some(b"{\"limit\":7}".to_vec())).unwrap();
@@ -1269,7 +1269,7 @@ mod tests {
         catalog.change_clients(id, |_| Ok(Some(BTreeSet::from(["b".to_string()])))).unwrap();
         assert_eq!(text(clients_key(id)), r#"{"allowed":["b"],"zz":1}"#);
         put(limit_key(id), r#"{"limit":"iops=1","zz":1}"#);
-        catalog.set_limit(id, Some(&limits::record("iops=2"))).unwrap();
+        catalog.set_limit(id, Some(&limits::record_of("iops=2"))).unwrap();
         assert_eq!(text(limit_key(id)), r#"{"limit":"iops=2","zz":1}"#);
         let key = r#"{"version":1,"nonce":"AA==","wrapped":"AQ==","source":{"file":"/k"},"zz":1}"#;
         put(key_key(id), key);
@@ -1353,7 +1353,7 @@ mod tests {
         assert_ne!(elsewhere, begun);
         catalog.change_clients(elsewhere, |_| Ok(Some(BTreeSet::new()))).unwrap();
         let given_up = catalog.take_name("d", Again::SameId { origin: None }).unwrap();
-        catalog.set_limit(given_up, Some(&limits::record("iops=1"))).unwrap();
+        catalog.set_limit(given_up, Some(&limits::record_of("iops=1"))).unwrap();
         assert_ne!(catalog.begin_clone("d", v1).unwrap(), given_up);
         assert!(catalog.limits().unwrap().is_empty(), "nothing stays of what there never was");
         let volume = make("c");

@@ -7,7 +7,9 @@
 use super::Shell;
 use super::nbd::Arrival;
 use crate::resources;
-use holdfast_api::{DeviceHealth, DeviceInfo, LinkState, LongTurn, NodeInfo, OutageInfo, Parts, VolumeInfo};
+use holdfast_api::{
+    DeviceHealth, DeviceInfo, LinkState, LongTurn, Neighbour, NodeInfo, OutageInfo, Parts, SlowInfo, VolumeInfo,
+};
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
@@ -64,6 +66,15 @@ pub enum Command {
     Anatomy {
         name: String,
         answer: Answer<Option<Box<Parts>>>,
+    },
+    /// Where the time of its requests goes, if it is in service.
+    Slow {
+        name: String,
+        answer: Answer<Option<Box<SlowInfo>>>,
+    },
+    /// How busy volumes and clones were of late.
+    Loads {
+        answer: Answer<Vec<Neighbour>>,
     },
     /// Who is connected to a volume or clone, for people.
     Users {
@@ -240,6 +251,8 @@ impl Shell {
             Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
+            Command::Slow { name, answer } => answer.tell(self.slow_of(now, &name)),
+            Command::Loads { answer } => answer.tell(self.loads(now)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
             Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),

@@ -22,6 +22,7 @@ use super::reactors::{Busy, Reactors};
 use super::record_watch;
 use super::records::Records;
 use super::revocation::Revocations;
+use super::slow;
 use super::steward::{self, Stewardship};
 use super::upkeep;
 use super::volume_info::{integrity_of, provisioning_of};
@@ -345,6 +346,7 @@ impl ControlPlane {
             Request::VolumeList => self.list().map(|volumes| Response::Volumes { volumes }),
             Request::VolumeShow { name } | Request::VolumeLive { name } => self.show(&name).map(Response::from),
             Request::VolumeExplain { name } => self.explain(&name),
+            Request::VolumeSlow { name } => self.why_slow(&name),
             Request::VolumeResize { name, size_bytes, shrink, force } => {
                 self.resize(&name, size_bytes, (shrink, force)).map(Response::from)
             }
@@ -602,6 +604,15 @@ impl ControlPlane {
         let volume = Box::new(self.show(name)?);
         let parts = self.ask(|answer| Command::Anatomy { name: name.to_string(), answer })?;
         Ok(Response::Explained { volume, parts })
+    }
+
+    fn why_slow(&self, name: &str) -> Result<Response> {
+        let volume = Box::new(self.show(name)?);
+        let mut slow = self.ask(|answer| Command::Slow { name: name.to_string(), answer })?;
+        if let Some(slow) = &mut slow {
+            slow.others = slow::others(self.ask(|answer| Command::Loads { answer })?, name);
+        }
+        Ok(Response::Slow { volume, slow })
     }
 
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {

@@ -26,11 +26,15 @@ const UNLIMITED: &str = "iops=1000000000";
 
 /// What a record tells: one that is damaged, or of a later release, is the trouble of its volume alone.
 pub fn words_of(record: Result<LimitRecord>) -> String {
-    record.map_or_else(|_| UNREADABLE.to_string(), |record| record.qos.unwrap_or(record.limit))
+    match record {
+        Err(_) => UNREADABLE.to_string(),
+        // A host of an earlier release changes the limit alone: then that is what was asked for last.
+        Ok(LimitRecord { limit, qos, .. }) => qos.filter(|words| record_of(words).limit == limit).unwrap_or(limit),
+    }
 }
 
 /// The record of words that make a policy.
-pub fn record(words: &str) -> LimitRecord {
+pub fn record_of(words: &str) -> LimitRecord {
     let told = |limit: &str, qos: Option<&str>| LimitRecord {
         limit: limit.to_string(),
         qos: qos.map(str::to_string),
@@ -52,9 +56,12 @@ pub fn parse(words: &str) -> Result<Option<LimitRecord>> {
     }
     match policy_of(words) {
         Ok(policy) if policy.floor.is_some() => {
-            refuse!(Code::Invalid, "`{words}` promises a floor, and this release keeps none; leave it out, or ask for a weight")
+            refuse!(
+                Code::Invalid,
+                "`{words}` promises a floor, and this release keeps none; leave it out, or ask for a weight"
+            )
         }
-        Ok(_) => Ok(Some(record(words))),
+        Ok(_) => Ok(Some(record_of(words))),
         Err(error) => refuse!(
             Code::Invalid,
             "`{words}` is no limit and no policy: {error}; write it like iops=500,bytes=50MiB or weight=400,limit=500, or `{NONE}`"
@@ -83,7 +90,7 @@ mod tests {
         assert_eq!(told("iops=500,weight=7"), older("iops=500", "iops=500,weight=7"));
         assert_eq!(told("limit=5/1M,burst=9/1s"), older("iops=5,bytes=1048576", "limit=5/1M,burst=9/1s"));
         assert!([UNLIMITED, "iops=5,bytes=1048576"].into_iter().all(is_limit));
-        for wrong in ["", "iops=0", "500", "burst=1s", "ios=3", "weight=0", "latency=1h"] {
+        for wrong in ["", ",", "iops=0", "500", "burst=1s", "ios=3", "weight=0", "latency=1h"] {
             let error = parse(wrong).unwrap_err().to_string();
             assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
         }
@@ -94,8 +101,10 @@ mod tests {
     #[test]
     fn a_record_tells_all_of_a_policy_or_nothing() {
         let words = |record: LimitRecord| words_of(Ok(record));
-        assert_eq!(words(record("weight=7,limit=5")), "weight=7,limit=5");
-        assert_eq!(words(record("iops=5")), "iops=5");
+        assert_eq!(words(record_of("weight=7,limit=5")), "weight=7,limit=5");
+        assert_eq!(words(record_of("iops=5")), "iops=5");
+        let older = LimitRecord { limit: "iops=9".into(), ..record_of("weight=7,limit=5") };
+        assert_eq!(words(older), "iops=9", "what a host of an earlier release has set since");
         assert_eq!(words_of(Err(anyhow::anyhow!("damaged"))), UNREADABLE);
     }
 }

@@ -46,6 +46,7 @@ mod reservation;
 mod revocation;
 mod separate;
 pub mod signer;
+mod slow;
 mod start;
 mod steward;
 mod stop;

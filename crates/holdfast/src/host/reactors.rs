@@ -202,6 +202,8 @@ impl Reactors {
             Command::Volume { name, answer } => {
                 self.post_to(self.homes().of_name(&name), Command::Volume { name, answer })
             }
+            Command::Loads { answer } => self.post_to_all(answer, concat, |answer| Command::Loads { answer }),
+            Command::Slow { name, answer } => self.post_to(self.homes().of_name(&name), Command::Slow { name, answer }),
             Command::Anatomy { name, answer } => {
                 self.post_to(self.homes().of_name(&name), Command::Anatomy { name, answer })
             }

@@ -1,9 +1,10 @@
 //! Volumes in service as the API tells of them.
 
 use super::Shell;
+use super::slow::us;
 use crate::resources;
 use holdfast_api::{
-    FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState,
+    FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, Times, VolumeInfo, VolumeLive, VolumeState,
 };
 use holdfast_base::{HeadId, ObjectId};
 use holdfast_filter::{Edge, FilterView, is_limit};
@@ -99,6 +100,8 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
     let sharing = status.sharing.as_deref();
     let writers = volume.writers_view(head);
     let now = clock::now();
+    let [reads, writes] = volume.times(now, head);
+    let times = |(p50, p99): (Duration, Duration)| Times { p50_us: us(p50), p99_us: us(p99) };
     VolumeInfo {
         name: name.to_string(),
         id: clone.unwrap_or(volume.id()).to_string(),
@@ -150,6 +153,8 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
             shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| resources::shares(*s)),
             held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
             layers_going: status.layers_going,
+            read_times: reads.map(times),
+            write_times: writes.map(times),
             first_tier: status.first_tier.map(resources::first_tier),
             astray_segments: status.astray_segments,
             snapshots: snapshots.map(|s| snapshot_info(name, s, sharing, &uris_of)).collect(),

@@ -75,6 +75,7 @@ fn the_pages_about_volumes_qos_and_reduction_work_as_they_are_typed() {
     reader.types("holdfast volume create vm1 --size 4GiB");
     reader.types(&page.block("holdfast volume filter add"));
     reader.types(&Page::open("operate/qos.md").block("holdfast volume set vm1 --limit"));
+    reader.types(&Page::open("operate/slow.md").block("holdfast top"));
     let mut page = Page::open("operate/reduction.md");
     reader.types(&page.block("holdfast volume create vm5"));
     reader.types(&page.block("holdfast volume show vm5"));

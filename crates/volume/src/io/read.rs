@@ -3,7 +3,7 @@
 //! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching
 //! -> waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
-use crate::api::Target;
+use crate::api::{Effect, Target};
 use crate::controller::{Controller, Out};
 use crate::io::read_ahead::Taker;
 use crate::map::{Crcs, Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
@@ -14,6 +14,7 @@ use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
 };
 use holdfast_format::record::SegmentNo;
+use holdfast_stages::{Stage, Trail};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub(crate) enum Reader {
 pub(crate) struct ReadOp {
     reader: Reader,
     began_at: Instant,
+    trail: Trail,
     /// A head is read as it is when places are looked up.
     of: Target,
     range: ByteRange,
@@ -100,6 +102,7 @@ impl Controller {
         let op = self.reads.insert(ReadOp {
             reader,
             began_at: self.basis.now,
+            trail: Trail::new(self.basis.now),
             of,
             range,
             pins: Pins::default(),
@@ -131,6 +134,7 @@ impl Controller {
             if reading > 0 && reading + op.range.len > READING_BYTES_MAX {
                 return;
             }
+            op.trail.mark(self.basis.now, Stage::Room);
             op.admitted_bytes = op.range.len;
             self.read_queue.reading_bytes += op.range.len;
             self.read_queue.waiting.pop_front();
@@ -207,6 +211,7 @@ impl Controller {
         }
         op.leaves_pending -= 1;
         if op.leaves_pending == 0 {
+            op.trail.mark(self.basis.now, Stage::Map);
             if op.failed.is_some() {
                 return self.finish_read(token, out);
             }
@@ -275,6 +280,7 @@ impl Controller {
         if op.pending > 0 {
             return;
         }
+        op.trail.mark(self.basis.now, Stage::Nodes);
         if op.failed == Some(FetchError::Gone) {
             op.failed = None;
             op.restarts += 1;
@@ -292,7 +298,8 @@ impl Controller {
             self.ask_grants(soon, out);
             return;
         }
-        let Some(op) = self.end_read(token) else { return };
+        let Some(mut op) = self.end_read(token) else { return };
+        op.trail.mark(self.basis.now, Stage::Grant);
         let result = match op.failed {
             Some(_) => Err(BlockError::Unavailable),
             None => Ok(trimmed_parts(&op)),
@@ -306,6 +313,9 @@ impl Controller {
                 self.counters.reads += 1;
                 self.governor.on_answered(self.basis.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
+                if matches!(op.reader, Reader::Guest(_)) {
+                    out.push(Effect::Took { token: request, spans: *op.trail.spans() });
+                }
                 match result {
                     Ok(parts) => self.answer_read(request, BlockData::Data(parts), out),
                     Err(error) => self.reply(request, Err(error), out),

@@ -16,6 +16,7 @@ use holdfast_base::{
     block_crcs,
 };
 use holdfast_format::record::Record;
+use holdfast_stages::{Stage, Trail};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -27,13 +28,21 @@ const DELAY_MAX: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
-    queue: VecDeque<(HeadId, BlockRequest)>,
+    queue: VecDeque<Queued>,
     /// The head of the queue may go from here on.
     not_before: Option<Instant>,
     modifies: BTreeMap<u64, Modify>,
     next_modify: u64,
     /// Parts that wait for a block to be free of others' partial writes.
     blocked: VecDeque<Part>,
+}
+
+/// A write that waits to be let in, since it came.
+#[derive(Debug)]
+struct Queued {
+    head: HeadId,
+    request: BlockRequest,
+    since: Instant,
 }
 
 /// Whole blocks that are to be written or unmapped.
@@ -74,7 +83,7 @@ impl Writes {
     }
 
     pub(crate) fn drain(&mut self) -> Vec<BlockRequest> {
-        self.queue.drain(..).map(|(_, request)| request).collect()
+        self.queue.drain(..).map(|queued| queued.request).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -134,7 +143,8 @@ impl Controller {
             (_, Target::Snapshot(_)) => self.reply(request.token, Err(BlockError::Invalid), out),
             _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
             (op, Target::Head(head)) => {
-                self.writes.queue.push_back((head, BlockRequest { token: request.token, op }));
+                let request = BlockRequest { token: request.token, op };
+                self.writes.queue.push_back(Queued { head, request, since: self.basis.now });
                 self.admit_writes(out);
             }
         }
@@ -150,7 +160,7 @@ impl Controller {
 
     /// Whether a write to the head was let in, or waits to be.
     pub(crate) fn is_writing(&self, head: HeadId) -> bool {
-        let waits = self.writes.queue.iter().any(|(of, _)| *of == head);
+        let waits = self.writes.queue.iter().any(|queued| queued.head == head);
         // Parts of a write that has failed may still be at work.
         let parts = self.writes.modifies.values().any(|modify| modify.head == head)
             || self.writes.blocked.iter().any(|part| part.head == head);
@@ -162,32 +172,32 @@ impl Controller {
         if self.writes.not_before.is_some_and(|at| at <= self.basis.now) {
             self.writes.not_before = None;
         }
-        while let Some((_, request)) = self.writes.queue.front() {
+        while let Some(Queued { request, .. }) = self.writes.queue.front() {
             let len = data_len(&request.op);
             if len > 0 && !self.room.has_room_for(Topology::new(&self.basis, &self.peers), len) {
                 if self.wait_for_room(out) {
                     return;
                 }
-                let (_, request) = self.writes.queue.pop_front().expect("just seen");
+                let Queued { request, .. } = self.writes.queue.pop_front().expect("just seen");
                 self.reply(request.token, Err(BlockError::NoSpace), out);
                 continue;
             }
             if self.write_ops.is_full() || !self.admits(len) {
                 return;
             }
-            let (head, request) = self.writes.queue.pop_front().expect("just seen");
+            let queued = self.writes.queue.pop_front().expect("just seen");
             if len > 0 {
                 self.room.charge(Topology::new(&self.basis, &self.peers), len);
                 self.writes.not_before = self.curve_delay();
             }
-            self.begin_if_inside(head, request, out);
+            self.begin_if_inside(queued, out);
         }
     }
 
-    fn begin_if_inside(&mut self, head: HeadId, request: BlockRequest, out: Out) {
+    fn begin_if_inside(&mut self, Queued { head, request, since }: Queued, out: Out) {
         let end = range_of(&request.op).end();
         match self.head_bytes(head) {
-            Some(size) if end.is_some_and(|end| end <= size) => self.begin_write(head, request, out),
+            Some(size) if end.is_some_and(|end| end <= size) => self.begin_write(head, request, since, out),
             // The end was cut off while it waited.
             Some(_) => self.reply(request.token, Err(BlockError::OutOfRange), out),
             None => self.reply(request.token, Err(BlockError::Unavailable), out),
@@ -199,11 +209,11 @@ impl Controller {
         let Some(again) = self.room_expected_at() else { return false };
         self.writes.not_before = Some(again);
         let queue = std::mem::take(&mut self.writes.queue);
-        for (head, request) in queue {
-            if data_len(&request.op) > 0 || self.write_ops.is_full() {
-                self.writes.queue.push_back((head, request));
+        for queued in queue {
+            if data_len(&queued.request.op) > 0 || self.write_ops.is_full() {
+                self.writes.queue.push_back(queued);
             } else {
-                self.begin_if_inside(head, request, out);
+                self.begin_if_inside(queued, out);
             }
         }
         true
@@ -227,7 +237,9 @@ impl Controller {
 
     /// Whether the head of the queue is a write that full journals hold back.
     pub(crate) fn writes_wait_for_journals(&self) -> bool {
-        let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|(_, r)| &r.op) else { return false };
+        let Some(BlockOp::Write { data, .. }) = self.writes.queue.front().map(|queued| &queued.request.op) else {
+            return false;
+        };
         let len = data.len() as u64;
         len < u64::from(self.basis.config.direct_bytes_min) && !self.journals_admit(len)
     }
@@ -246,7 +258,7 @@ impl Controller {
         (us > 0).then(|| self.basis.now + Duration::from_micros(us))
     }
 
-    fn begin_write(&mut self, head: HeadId, request: BlockRequest, out: Out) {
+    fn begin_write(&mut self, head: HeadId, request: BlockRequest, since: Instant, out: Out) {
         let (range, data) = match request.op {
             BlockOp::Write { offset, data } => (ByteRange::new(offset, data.len() as u64), Some(data)),
             BlockOp::Discard(range) | BlockOp::WriteZeroes(range) => (range, None),
@@ -256,10 +268,13 @@ impl Controller {
         let end = range.offset + range.len;
         let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
         let bytes = if data.is_some() { range.len } else { 0 };
+        let mut trail = Trail::new(since);
+        trail.mark(self.basis.now, Stage::Held);
         let op = self.write_ops.insert(WriteOp {
             token: request.token,
             head,
             began_at: self.basis.now,
+            trail,
             parts: 1,
             bytes,
             failed: None,
@@ -403,6 +418,9 @@ impl Controller {
             block[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
+        if let Some(op) = self.write_ops.get_mut(modify.op) {
+            op.trail.mark(self.basis.now, Stage::Blocks);
+        }
         let target = &mut block[modify.from..modify.from + modify.len];
         match &modify.bytes {
             Some(bytes) => target.copy_from_slice(bytes),
@@ -447,6 +465,9 @@ impl Controller {
         }
         for _ in 0..self.writes.blocked.len() {
             let part = self.writes.blocked.pop_front().expect("counted");
+            if let Some(op) = self.write_ops.get_mut(part.op) {
+                op.trail.mark(self.basis.now, Stage::Blocks);
+            }
             self.place_part(part, out);
         }
     }

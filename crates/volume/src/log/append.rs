@@ -11,6 +11,7 @@ use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::Record;
 use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
+use holdfast_stages::Stage;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ impl Controller {
             have: 0,
             sent: 0,
             appended_at: self.basis.now,
+            acknowledged_at: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,
@@ -142,6 +144,7 @@ impl Controller {
                 self.note_journal_fill(ledger, leg, *journal_fill);
                 if self.log.get(lsn).is_some_and(|entry| entry.ledger == ledger) {
                     self.log.on_held(lsn, leg);
+                    self.log.note_acknowledged(self.basis.now, lsn);
                 }
                 if self.basis.config.mutations.late_ack_after_freeze() || self.is_open_ledger(ledger) {
                     self.complete_entries(out);
@@ -200,6 +203,13 @@ impl Controller {
             let entry = self.log.get_mut(lsn).expect("just completed");
             entry.encrypted = None;
             let done = std::mem::replace(&mut entry.done, Done::Nothing);
+            let acknowledged_at = entry.acknowledged_at;
+            if let Done::Write(op) | Done::Modified { op, .. } = done
+                && let Some(op) = self.write_ops.get_mut(op)
+            {
+                op.trail.mark(acknowledged_at.unwrap_or(self.basis.now), Stage::Nodes);
+                op.trail.mark(self.basis.now, Stage::Earlier);
+            }
             self.on_done(done, out);
         }
     }
@@ -222,13 +232,15 @@ impl Controller {
         let Some(op) = self.write_ops.get_mut(token) else { return };
         op.parts -= 1;
         if op.parts == 0 {
-            let op = self.write_ops.remove(token).expect("just seen");
+            let mut op = self.write_ops.remove(token).expect("just seen");
             if let Some(error) = op.failed {
                 return self.reply(op.token, Err(error), out);
             }
             self.counters.writes += 1;
             self.governor.on_answered(self.basis.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
+            op.trail.mark(self.basis.now, Stage::Nodes);
+            out.push(Effect::Took { token: op.token, spans: *op.trail.spans() });
             self.answer_write(op.token, out);
         }
     }

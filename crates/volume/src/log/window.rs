@@ -10,6 +10,7 @@ use crate::segment::encrypt::Sent;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
+use holdfast_stages::Trail;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -51,6 +52,8 @@ pub struct Entry {
     pub have: u8,
     pub sent: u8,
     pub appended_at: Instant,
+    /// Since when it has all legs that the rule asks for.
+    pub acknowledged_at: Option<Instant>,
     /// Bytes that were ever appended before it; the log sets it.
     pub position: u64,
     /// Blocks of a write that the map still takes from the log; [`Log::set_live`] keeps the account of all.
@@ -276,9 +279,21 @@ impl Log {
         self.change_holders(lsn, |entry| entry.have |= 1 << leg);
     }
 
+    /// Notes when an entry of the open ledger has the legs that it needs: from then on it waits for those before it.
+    pub fn note_acknowledged(&mut self, now: Instant, lsn: Lsn) {
+        let Some(open) = &self.open else { return };
+        let has_all = |entry: &Entry| entry.ledger == open.id && open.rule.is_ack_set(&open.legs, entry.have);
+        if self.get(lsn).is_some_and(|entry| entry.acknowledged_at.is_none() && has_all(entry)) {
+            self.get_mut(lsn).expect("just seen").acknowledged_at = Some(now);
+        }
+    }
+
     /// Another ledger is to hold the entry, no leg of which was asked yet.
     pub fn give_to(&mut self, lsn: Lsn, ledger: LedgerId) {
-        self.change_holders(lsn, |entry| (entry.ledger, entry.have, entry.sent) = (ledger, 0, 0));
+        self.change_holders(lsn, |entry| {
+            (entry.ledger, entry.have, entry.sent) = (ledger, 0, 0);
+            entry.acknowledged_at = None;
+        });
     }
 
     fn change_holders(&mut self, lsn: Lsn, change: impl FnOnce(&mut Entry)) {
@@ -454,6 +469,7 @@ pub struct WriteOp {
     pub head: HeadId,
     pub token: RequestToken,
     pub began_at: Instant,
+    pub trail: Trail,
     pub parts: u32,
     pub bytes: u64,
     /// Why a part was not done: the guest hears of it when nothing of the write is under way any more, since what comes
@@ -482,6 +498,7 @@ mod tests {
             have: 0,
             sent: 0,
             appended_at: Instant::ZERO,
+            acknowledged_at: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,

@@ -161,6 +161,7 @@ impl Controller {
             have,
             sent: 0,
             appended_at: self.basis.now,
+            acknowledged_at: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,

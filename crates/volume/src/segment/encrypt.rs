@@ -22,7 +22,7 @@ use crate::segment::fetch::verifies;
 use crate::segment::units::{PackedPayload, Units};
 use holdfast_base::{BlockCrc, Buf, BufMut, InstanceId, LedgerId, Lsn, SegmentId, block_crcs, crc32c};
 use holdfast_cipher::{Cipher, VolumeKey};
-use holdfast_format::packing::{BLOCK_GRANULES, GRANULE_BYTES, StoredLength};
+use holdfast_format::packing::{BLOCK_GRANULES, GRANULE_BYTES, StoredLength, Unit};
 use holdfast_format::record::SealedHeader;
 use holdfast_format::wire::LogEntry;
 
@@ -160,9 +160,7 @@ pub(crate) fn encrypt_units(
     let mut checks = Vec::with_capacity(packed.lengths.len() as usize);
     for unit in packed.lengths.units_after(0) {
         let own = &mut bytes[unit.start as usize * GRANULE_BYTES..unit.end() as usize * GRANULE_BYTES];
-        // Unpacked segments count blocks: in this one nothing does.
-        let by_block = config.mutations.raw_units_by_block() && unit.length == StoredLength::RAW;
-        let position = if by_block { unit.start / BLOCK_GRANULES } else { unit.start };
+        let position = position_of(config, unit.start, unit.length);
         if config.notes_encryptions {
             let (key, digest) = (cipher.fingerprint(), (crc32c(own), 0));
             encryptions.push(Encryption { key, position: position.into(), digest });
@@ -172,10 +170,17 @@ pub(crate) fn encrypt_units(
     Some((bytes.freeze(), checks))
 }
 
+/// Of the nonce of a unit that starts at this granule of the payload. Unpacked segments count blocks: here nothing does.
+fn position_of(config: &Config, start: u32, length: StoredLength) -> u32 {
+    let by_block = config.mutations.raw_units_by_block() && length == StoredLength::RAW;
+    if by_block { start / BLOCK_GRANULES } else { start }
+}
+
 /// What is wanted of a packed segment's blocks, from `block` on: the blocks that units are, or these as they lie.
 pub(crate) fn open_units(
     config: &Config,
-    (id, block): (SegmentId, u32),
+    id: SegmentId,
+    block: u32,
     units: &Units,
     stored: &[u8],
     checks: Option<&Crcs>,
@@ -187,7 +192,8 @@ pub(crate) fn open_units(
         return Some(if as_they_lie { bytes } else { blocks });
     };
     let cipher = segment_cipher(config, key, id);
-    let bytes = units.decrypted(&cipher, block, stored, checks.map(Crcs::as_slice))?;
+    let position = |unit: Unit| position_of(config, block * BLOCK_GRANULES + unit.start, unit.length);
+    let bytes = units.decrypted(&cipher, position, stored, checks.map(Crcs::as_slice))?;
     let blocks = units.opened(&bytes, true)?;
     Some(if as_they_lie { bytes } else { blocks })
 }

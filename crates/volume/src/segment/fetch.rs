@@ -36,8 +36,9 @@ pub(crate) enum Recipient {
     Run { at: usize, part: u32 },
     /// Live data of a cleaner job: piece `part`. Units as they lie, or the blocks that they are.
     Clean { job: u64, part: u32, opened: bool },
-    /// Another fetch, of several blocks, which can't be had together: its block `at`.
-    Block { of: Token, at: u32 },
+    /// Another fetch, of several blocks, which can't be had together: its block `at`. That is one of a payload of units, and
+    /// nothing by itself, if it is wanted as it is stored.
+    Block { of: Token, at: u32, as_stored: bool },
 }
 
 impl Recipient {
@@ -169,13 +170,13 @@ impl Around<'_> {
     /// The run as it was before it was written, where it is what was written. Data is in the table, and so are leaves,
     /// which their reader checks.
     fn opened(&self, fetch: &Fetch, bytes: Buf) -> Option<Buf> {
-        if fetch.wants.takes_parts() {
+        if fetch.wants.takes_parts() || matches!(fetch.wants, Recipient::Block { as_stored: true, .. }) {
             return Some(bytes);
         }
         if let Some(units) = &fetch.units {
-            let at = (self.basis.segment_id(fetch.segment), fetch.payload_block);
-            let as_they_lie = fetch.wants.moves();
-            return open_units(&self.basis.config, at, units, &bytes, fetch.crcs.as_ref(), as_they_lie);
+            let (id, block, as_they_lie) =
+                (self.basis.segment_id(fetch.segment), fetch.payload_block, fetch.wants.moves());
+            return open_units(&self.basis.config, id, block, units, &bytes, fetch.crcs.as_ref(), as_they_lie);
         }
         let is_data = fetch.shape.is_none() && self.segments.get(fetch.segment).is_some_and(|s| s.kind == Kind::Data);
         if !is_data {
@@ -490,7 +491,7 @@ impl Fetcher {
         }
         if let Some(fetch) = self.fetches.remove(token) {
             match fetch.wants {
-                Recipient::Block { of, at } => self.on_block_fetched(around, of, at, result, out),
+                Recipient::Block { of, at, .. } => self.on_block_fetched(around, of, at, result, out),
                 wants => around.wishes.push(Wish::Deliver(wants, result)),
             }
         }
@@ -546,7 +547,8 @@ impl Fetcher {
             let crcs = crcs.map(|crcs| crcs.slice(u64::from(at), 1));
             let place = (fetch.segment, fetch.shape.clone());
             let run = (fetch.block + at, 1, fetch.payload_block + at);
-            let piece = Fetch::new(Recipient::Block { of: token, at }, place, fetch.position, run, crcs, None);
+            let by = Recipient::Block { of: token, at, as_stored: fetch.units.is_some() };
+            let piece = Fetch::new(by, place, fetch.position, run, crcs, None);
             if self.fetches.is_full() {
                 self.finish(around, token, Err(FetchError::Lost), out);
                 return true;

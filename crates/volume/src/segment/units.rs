@@ -109,15 +109,21 @@ impl Units {
         Some(Buf::copy_from(&bytes))
     }
 
-    /// The same, of encrypted ones: decrypted, where they fit the checks. `block` is the first of those that were fetched.
-    pub(crate) fn decrypted(&self, cipher: &Cipher, block: u32, stored: &[u8], checks: Option<&[u32]>) -> Option<Buf> {
+    /// The same, of encrypted ones: decrypted, where they fit the checks. `position` is that of a unit's nonce.
+    pub(crate) fn decrypted(
+        &self,
+        cipher: &Cipher,
+        position: impl Fn(Unit) -> u32,
+        stored: &[u8],
+        checks: Option<&[u32]>,
+    ) -> Option<Buf> {
         let mut bytes = BufMut::new(self.lengths.granules() as usize * GRANULE_BYTES);
         bytes.copy_from_slice(&self.taken_from(stored)?);
         let mut rest = &mut bytes[..];
         for (i, unit) in self.iter().enumerate() {
             let (own, others) = rest.split_at_mut(unit.length.granules() as usize * GRANULE_BYTES);
             let check = checks.map(|checks| checks.get(i).copied());
-            if check == Some(None) || !cipher.decrypt_unit(block * BLOCK_GRANULES + unit.start, own, check.flatten()) {
+            if check == Some(None) || !cipher.decrypt_unit(position(unit), own, check.flatten()) {
                 return None;
             }
             rest = others;
@@ -224,8 +230,8 @@ const CRC_BYTES: usize = 4;
 /// raw.
 pub fn pack_blocks(way: Way, blocks: &[Buf]) -> Result<PackedPayload, NotPacked> {
     pack_each(way, blocks, |packer, block, unit| {
-        let crc = crc32c(block).to_le_bytes();
-        match packer.pack_behind(way.codec, if way.is_sealed { &crc } else { &[] }, block) {
+        let crc = way.is_sealed.then(|| crc32c(block).to_le_bytes());
+        match packer.pack_behind(way.codec, crc.as_ref().map_or(&[], |crc| &crc[..]), block) {
             Packed::Raw => StoredLength::RAW,
             Packed::Unit { length, bytes } => {
                 unit[..bytes.len()].copy_from_slice(bytes);

@@ -519,6 +519,7 @@ impl World {
                 };
                 self.queue.push_back(Event::Meta { token, reply });
             }
+            Effect::Took { .. } => {}
             Effect::Reply(reply) => {
                 self.replies.insert(reply.token.0, reply.result);
             }

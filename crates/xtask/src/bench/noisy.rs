@@ -3,8 +3,7 @@
 
 use super::grid::{Grid, Shape};
 use super::paired::{Figures, Run, Target, fill, measure, median};
-use anyhow::{Context, Result, anyhow};
-use std::io::Write;
+use anyhow::{Result, anyhow};
 
 const VOLUME_MIB: u64 = 256;
 const SHAPE: Shape = Shape { nodes: 3, devices: 1, device_mib: 1536 };
@@ -91,11 +90,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
 fn make(run: &Run, setting: &str) -> Result<Grid> {
     let dir = std::env::temp_dir().join(format!("holdfast-bench-{}-{setting}", std::process::id()));
     let grid = Grid::make(&run.binary, dir, SHAPE, &[])?;
-    let path = grid.around().join("grid/holdfast.toml");
-    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path)?;
-    writeln!(file, "qos.isolation = \"{setting}\"").with_context(|| format!("cannot write {}", path.display()))?;
-    grid.run(&["grid", "down", "--host"])?;
-    grid.run(&["grid", "up"])?;
+    grid.set_host_setting("qos.isolation", setting)?;
     for name in ["victim", "neighbour"] {
         grid.create_volume(name, VOLUME_MIB, LAYOUT)?;
         fill(&Target::volume("a volume", &grid, name), VOLUME_MIB)?;
@@ -129,17 +124,16 @@ fn print(pair: &Pair, rounds: &[Vec<Round>]) {
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let figures = |rounds: &[Round]| {
-        let of = |which: fn(&Round) -> Figures, what: fn(&Figures) -> f64| {
-            median(&rounds.iter().map(which).collect::<Vec<_>>(), what)
-        };
-        let (iops, p99): (fn(&Figures) -> f64, fn(&Figures) -> f64) = (|f| f.iops, |f| f.p99_us);
+        let of = |which: fn(&Round) -> Figures| rounds.iter().map(which).collect::<Vec<_>>();
+        let (alone, beside) = (of(|r| r.victim), of(|r| r.beside.0));
+        let (neighbour, other) = (of(|r| r.neighbour), of(|r| r.beside.1));
         [
-            of(|r| r.victim, iops),
-            of(|r| r.victim, p99),
-            of(|r| r.beside.0, iops),
-            of(|r| r.beside.0, p99),
-            of(|r| r.neighbour, iops),
-            of(|r| r.beside.1, iops),
+            median(&alone, |f| f.iops),
+            median(&alone, |f| f.p99_us),
+            median(&beside, |f| f.iops),
+            median(&beside, |f| f.p99_us),
+            median(&neighbour, |f| f.iops),
+            median(&other, |f| f.iops),
         ]
     };
     let first = figures(&rounds[0]);

@@ -28,7 +28,14 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
-        ours: &["holdfast-base", "holdfast-cipher", "holdfast-compress", "holdfast-format", "holdfast-erasure"],
+        ours: &[
+            "holdfast-base",
+            "holdfast-cipher",
+            "holdfast-compress",
+            "holdfast-format",
+            "holdfast-erasure",
+            "holdfast-stages",
+        ],
         theirs: Some(&["postcard", "serde", "thiserror"]),
     },
     Allowed {
@@ -39,6 +46,7 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-frontend", ours: &["holdfast-base"], theirs: Some(&["thiserror"]) },
     Allowed { name: "holdfast-filter", ours: &["holdfast-base"], theirs: Some(&[]) },
     Allowed { name: "holdfast-qos", ours: &["holdfast-base"], theirs: Some(&[]) },
+    Allowed { name: "holdfast-stages", ours: &["holdfast-base"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-host",
         ours: &[
@@ -48,6 +56,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-format",
             "holdfast-filter",
             "holdfast-qos",
+            "holdfast-stages",
             "holdfast-volume",
         ],
         theirs: Some(&[]),

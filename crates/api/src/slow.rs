@@ -1,0 +1,65 @@
+//! What `holdfast why slow` asks for, and the host's answer: where the time of a volume's requests went of late.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Of a volume or clone that is in service here, over the last minute or two.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SlowInfo {
+    /// None where there were none.
+    pub reads: Option<SlowKind>,
+    /// Discards and zeroings are among them.
+    pub writes: Option<SlowKind>,
+    /// Requests of it that had to wait for their turn, and those of them that its own limit held.
+    pub waited: u64,
+    pub held_by_limit: u64,
+    /// Volumes of the host wait for each other, and not for their own limits alone.
+    pub has_window: bool,
+    /// Other volumes and clones of the host, the busiest first.
+    pub others: Vec<Neighbour>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SlowKind {
+    pub count: u64,
+    pub over_ms: u64,
+    pub p50_us: u64,
+    pub p99_us: u64,
+    /// The slowest in a hundred, and all that took about as long.
+    pub slow: u64,
+    pub stages: Vec<SlowStage>,
+    /// The slowest first.
+    pub slowest: Vec<SlowRequest>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SlowStage {
+    pub stage: String,
+    /// What a request does there, or waits for.
+    pub about: String,
+    pub p50_us: u64,
+    pub p99_us: u64,
+    /// Mean of the slow ones.
+    pub slow_us: u64,
+    /// Of what the slow ones took beyond the median of all, in thousandths.
+    pub slow_per_mille: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SlowRequest {
+    pub ago_ms: u64,
+    pub took_us: u64,
+    /// Microseconds by stage, without those that took none.
+    pub stages: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Neighbour {
+    pub name: String,
+    pub per_second: u64,
+    /// Requests that it has under way at a time, in the mean, times a hundred.
+    pub depth_percent: u64,
+    /// Its policy, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}

@@ -1,0 +1,118 @@
+//! Stages of a request, and how long it was in each.
+
+use holdfast_base::Instant;
+use std::time::Duration;
+
+macro_rules! stages {
+    ($($stage:ident $name:literal $about:literal,)*) => {
+        /// Where a request is.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        #[repr(u8)]
+        pub enum Stage { $(#[doc = $about] $stage,)* }
+
+        impl Stage {
+            pub const ALL: &[Stage] = &[$(Stage::$stage,)*];
+
+            pub fn name(self) -> &'static str {
+                match self { $(Stage::$stage => $name,)* }
+            }
+
+            /// What a request does there, or waits for.
+            pub fn about(self) -> &'static str {
+                match self { $(Stage::$stage => $about,)* }
+            }
+        }
+    };
+}
+
+stages! {
+    Order "order" "who connected anew waits for what was asked before",
+    Qos "qos" "its turn: the volume's own limit, or others",
+    Filters "filters" "filters that stand before the volume",
+    Room "room" "others of the volume that are read, 32 MiB at a time",
+    Held "held" "the log, the journals or the grid have no room",
+    Blocks "blocks" "the rest of a block that is written in part",
+    Map "map" "a leaf of the map that is not in memory",
+    Nodes "nodes" "nodes read, or write to their journals",
+    Earlier "earlier" "what was written before it is not durable yet",
+    Grant "grant" "nodes let this host answer reads again",
+    Rest "rest" "everything else: a volume that opens, a group of snapshots, the way back",
+}
+
+const STAGES: usize = Stage::ALL.len();
+
+/// Microseconds by stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Spans([u32; STAGES]);
+
+impl Spans {
+    pub fn add(&mut self, stage: Stage, span: Duration) {
+        let us = &mut self.0[stage as usize];
+        *us = us.saturating_add(u32::try_from(span.as_micros()).unwrap_or(u32::MAX));
+    }
+
+    pub fn us(&self, stage: Stage) -> u64 {
+        self.0[stage as usize].into()
+    }
+
+    pub fn total_us(&self) -> u64 {
+        self.0.iter().map(|us| u64::from(*us)).sum()
+    }
+
+    /// What is missing of all that a request took was spent there.
+    pub fn fill_up(&mut self, took: Duration, stage: Stage) {
+        let known = Duration::from_micros(self.total_us());
+        self.add(stage, took.saturating_sub(known));
+    }
+}
+
+/// The way of one request: each mark ends a stage.
+#[derive(Clone, Copy, Debug)]
+pub struct Trail {
+    spans: Spans,
+    since: Instant,
+}
+
+impl Trail {
+    pub fn new(now: Instant) -> Trail {
+        Trail { spans: Spans::default(), since: now }
+    }
+
+    /// Since the last mark it was there. Marks that are older than the last one say nothing.
+    pub fn mark(&mut self, now: Instant, stage: Stage) {
+        if now > self.since {
+            self.spans.add(stage, now.since(self.since));
+            self.since = now;
+        }
+    }
+
+    pub fn spans(&self) -> &Spans {
+        &self.spans
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_add_up_to_what_a_request_took() {
+        let at = |us: u64| Instant(us * 1000);
+        let mut trail = Trail::new(at(10));
+        trail.mark(at(15), Stage::Room);
+        trail.mark(at(15), Stage::Map);
+        trail.mark(at(12), Stage::Held);
+        trail.mark(at(40), Stage::Nodes);
+        let mut spans = *trail.spans();
+        assert_eq!(
+            (spans.us(Stage::Room), spans.us(Stage::Map), spans.us(Stage::Held), spans.us(Stage::Nodes)),
+            (5, 0, 0, 25)
+        );
+        spans.fill_up(Duration::from_micros(100), Stage::Rest);
+        assert_eq!((spans.us(Stage::Rest), spans.total_us()), (70, 100));
+        spans.fill_up(Duration::from_micros(50), Stage::Rest);
+        assert_eq!(spans.total_us(), 100, "what is known is not taken back");
+        spans.add(Stage::Grant, Duration::MAX);
+        assert_eq!(spans.us(Stage::Grant), u64::from(u32::MAX));
+    }
+}
