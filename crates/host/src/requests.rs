@@ -33,6 +33,7 @@ pub struct Origin {
     pub op: Option<BlockOp>,
     /// The earliest that the client may have sent it.
     pub since: Instant,
+    /// When it came to this host, or to the owner if another host passed it on.
     pub came_at: Instant,
     /// What of the volume it is to change.
     pub changes: Option<HeadId>,

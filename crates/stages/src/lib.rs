@@ -2,7 +2,7 @@
 //!
 //! Role: a request has a [`Trail`], which each part that it passes marks; what lies between two marks is a *stage*. The
 //! [`Recorder`] of a volume keeps how long stages took in the last minute or two, for reads and writes, and what of it the
-//! slowest requests spent where. No clock, no I/O; nothing is allocated for a request.
+//! slowest requests spent where. No clock, no I/O.
 //!
 //! Figures: a histogram has eight counters to each doubling, from a microsecond to 134 s, so that what it tells is at most
 //! an eighth too large. A minute's requests are counted in one window while the one before it is kept: figures are of
