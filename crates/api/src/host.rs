@@ -4,6 +4,19 @@ use crate::texts::texts;
 use crate::{LinkState, NodeInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
+/// Packing of blocks on a host.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PackingInfo {
+    /// Of the machine's CPU, in the last ten to twenty seconds.
+    pub recent_per_mille: u64,
+    /// What it may take of it while guests work.
+    pub share_percent: u32,
+    /// CPU time that a block takes, lately.
+    pub ns_per_block: u64,
+    /// Written as it is for want of CPU time, since the host was started. Packed when guests rest.
+    pub refused_bytes: u64,
+}
+
 /// A host, with what it knows of the grid.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct HostStatus {
@@ -15,6 +28,8 @@ pub struct HostStatus {
     /// Of that: for packing blocks, on threads that guests don't wait for.
     #[serde(default)]
     pub packing_cpu_ms: u64,
+    #[serde(default)]
+    pub packing: PackingInfo,
     pub resident_bytes: u64,
     /// That the metadata store is out of reach or not believed, and why; volumes that are not in service are not told
     /// of then.

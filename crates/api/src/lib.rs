@@ -21,7 +21,8 @@ pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
 pub use holdfast_format::meta::KeySource;
 pub use host::{
-    HostState, HostStatus, LongTurn, MachineInfo, MachineNode, TaskInfo, TaskKind, TaskUnit, TrashInfo, Unreadable,
+    HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo, TaskKind, TaskUnit, TrashInfo,
+    Unreadable,
 };
 pub use node::{
     ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,

@@ -496,6 +496,7 @@ mod tests {
                 pid: Some(7),
                 cpu_ms: 0,
                 packing_cpu_ms: 0,
+                packing: Default::default(),
                 resident_bytes: 0,
                 longest_turn: None,
                 crossings: 0,

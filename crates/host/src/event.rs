@@ -21,6 +21,7 @@ use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use holdfast_volume::{Event as VolumeEvent, Lane, NotPacked, PackedPayload, PreloadState, Way, Why};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -63,6 +64,8 @@ pub enum Event {
     Packed {
         call: Call,
         packed: Result<PackedPayload, NotPacked>,
+        /// That it took.
+        cpu: Duration,
     },
     /// Of a client, in a session that [`crate::Host::open_session`] has opened.
     Request {

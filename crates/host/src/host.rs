@@ -13,6 +13,7 @@ use crate::groups::Groups;
 use crate::homes::Names;
 use crate::mutations::Mutations;
 use crate::offers::Forward;
+use crate::packing::{Job, Packing, PackingFigures, PackingShare};
 use crate::requests::{Answered, Requester};
 use crate::sessions::Session;
 use crate::turns::{Left, Turns};
@@ -26,7 +27,9 @@ use holdfast_base::{
 };
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use holdfast_qos::Isolation;
-use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
+use holdfast_volume::{
+    Change, Effect as VolumeEffect, Event as VolumeEvent, NotPacked, Notice, SlowBecause, State, Turn,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -51,6 +54,8 @@ pub struct Config {
     pub care: Care,
     /// Of volumes from each other; without any, no more is kept than limits.
     pub isolation: Option<Isolation>,
+    /// Of CPU.
+    pub packing: PackingShare,
     /// Places of sessions.
     pub room: Room,
     /// Volumes that the budget is divided by.
@@ -84,6 +89,7 @@ impl Config {
             budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 1 << 30, read_ahead_bytes: 0 },
             care: Care { rebuild_after: hour, scrub_every: year },
             isolation: Some(Isolation::default()),
+            packing: PackingShare::default(),
             room: Room { max: 8, kept_for_local: 1 },
             expected_volumes: 1,
             mutations: Mutations::default(),
@@ -100,6 +106,7 @@ pub struct Host {
     pub(crate) forward: Forward,
     pub(crate) groups: Groups,
     pub(crate) turns: Turns,
+    pub(crate) packing: Packing,
     pub(crate) waiters: Waiters,
     nodes_up: BTreeMap<NodeId, NodeUp>,
     pub(crate) nodes_away: BTreeSet<NodeId>,
@@ -136,6 +143,7 @@ impl Host {
             forward: Forward::new(config),
             groups: Groups::new(config.reactor),
             turns: Turns::new(config),
+            packing: Packing::new(config.packing),
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
@@ -169,7 +177,8 @@ impl Host {
             Event::Meta { call, reply } => {
                 self.drive(now, call.volume, VolumeEvent::Meta { token: call.token, reply }, out);
             }
-            Event::Packed { call, packed } => {
+            Event::Packed { call, packed, cpu } => {
+                self.packing.done(now, call, cpu);
                 self.drive(now, call.volume, VolumeEvent::Packed { job: call.token, packed }, out);
             }
             Event::NodeUp { node, boot, version, devices } => {
@@ -200,11 +209,23 @@ impl Host {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
-        let machines = earliest(machines, self.turns.next_deadline());
+        let machines = earliest(machines, earliest(self.turns.next_deadline(), self.packing.next_deadline()));
         earliest(earliest(machines, self.forward.next_deadline()), Some(self.chores_at))
     }
 
     // ---- what others may see ----
+
+    /// How packing fares, of all volumes here.
+    pub fn packing(&self, now: Instant) -> PackingFigures {
+        self.packing.figures(now)
+    }
+
+    /// # Panics
+    /// An invariant of a part does not hold.
+    pub fn verify(&self) {
+        self.verify_turns();
+        self.packing.verify();
+    }
 
     /// A turn begins, in which any number of events may be handled.
     pub fn begin_turn(&mut self) {
@@ -343,8 +364,8 @@ impl Host {
                 VolumeEffect::Meta { token, request } => {
                     out.push(Effect::Meta { call: Call { volume: at, token }, request });
                 }
-                VolumeEffect::Pack { job, way, blocks } => {
-                    out.push(Effect::Pack { call: Call { volume: at, token: job }, way, blocks });
+                VolumeEffect::Pack { job, way, blocks, until } => {
+                    self.packing.ask(now, Job { call: Call { volume: at, token: job }, way, blocks, until });
                 }
                 VolumeEffect::Reconnect { node } => out.push(Effect::Reconnect { node }),
                 VolumeEffect::Notice(notice) => {
@@ -459,6 +480,8 @@ impl Host {
                 self.on_volume_reply(now, at, reply, out);
             } else if let Some((at, head, event)) = self.writer_events.pop_front() {
                 self.drive_writers(now, at, head, event, out);
+            } else if self.settle_packing(now, out) {
+                // The same.
             } else if let Some(at) = self.closed.pop_front() {
                 self.on_volume_closed(now, at, out);
             } else if !self.settle_forward(now, out) {
@@ -475,6 +498,18 @@ impl Host {
             changed.dedup();
             changed.into_iter().for_each(|volume| out.push(Effect::Changed { volume }));
         }
+    }
+
+    /// What may be packed goes to the worker; volumes hear of what may not.
+    fn settle_packing(&mut self, now: Instant, out: Out) -> bool {
+        if let Some(call) = self.packing.refused.pop_front() {
+            let packed = Err(NotPacked::NotTried);
+            self.drive(now, call.volume, VolumeEvent::Packed { job: call.token, packed }, out);
+            return true;
+        }
+        let Some(Job { call, way, blocks, .. }) = self.packing.next(now) else { return false };
+        out.push(Effect::Pack { call, way, blocks });
+        true
     }
 
     /// A controller's answer.
@@ -516,6 +551,7 @@ impl Host {
         }
         self.let_sessions_go(at, out);
         let gone = self.volumes.remove(at);
+        self.packing.forget(at);
         self.groups.on_gone(at);
         self.waiters.on_closed(at, out);
         if let Some(volume) = gone {

@@ -25,6 +25,7 @@ mod mutations;
 pub mod observed;
 mod offers;
 mod orders;
+mod packing;
 pub mod planned;
 mod remotes;
 pub mod requests;
@@ -53,6 +54,7 @@ pub use host::{Config, Host};
 pub use limits::{LIMIT, LimitError, Limits, policy_of};
 pub use mutations::Mutations;
 pub use offers::{Offer, Place};
+pub use packing::{PackingFigures, PackingShare};
 pub use sessions::{Connection, Denied, DeniedKind};
 pub use slow::Waits;
 pub use volumes::{

@@ -15,7 +15,7 @@
 //! reactor has none of that.
 //!
 //! Invariants: (1) each request that waits here has a place in its volume, and no turn there; (2) it goes or is answered,
-//! once. Both in [`Host::verify_turns`].
+//! once. Both in [`Host::verify`].
 //!
 //! Limits: [`REQUESTS_MAX`] requests of all volumes that wait or have gone; more are refused as those are that a controller
 //! has no room for. Beyond [`TENANTS_MAX`](holdfast_qos::scheduler::TENANTS_MAX) tenants nobody waits.
@@ -171,6 +171,7 @@ impl Host {
     pub(crate) fn take_turn(&mut self, now: Instant, waiting: Waiting, out: Out) {
         let head = if let Target::Head(head) = waiting.target { Some(head) } else { None };
         self.note_asked(now, &waiting, head);
+        self.packing.note_guest(now);
         let Some(tenant) = self.tenant_of(now, waiting.at, head, out) else {
             return self.pass(now, waiting.at, waiting.target, waiting.request, out);
         };
@@ -355,7 +356,7 @@ impl Host {
 
     /// # Panics
     /// An invariant of the module or of the scheduler does not hold.
-    pub fn verify_turns(&self) {
+    pub(crate) fn verify_turns(&self) {
         self.turns.scheduler.verify(self.turns.driven_at);
         assert_eq!(self.turns.waiting.len(), self.turns.scheduler.waiting(), "what waits for its turn");
         for (_, waiting) in self.turns.waiting.iter() {

@@ -310,7 +310,7 @@ impl<M: Machine> World<M> {
                 self.outputs.push_back(Output::Reply { at, reply });
             }
             Effect::Meta { token, request } => self.call_meta(at, token, request),
-            Effect::Pack { job, way, blocks } => self.pack_later(at, job, way, &blocks),
+            Effect::Pack { job, way, blocks, .. } => self.pack_later(at, job, way, &blocks),
             Effect::Reconnect { node } => {
                 if let Some(conn) = self.net.current(at.host, node.0 as usize - 1) {
                     self.drop_connection(conn);

@@ -10,7 +10,8 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, Lists, OpenSpec, Order, Room, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, Lists, OpenSpec, Order, PackingShare,
+    Room, Source,
 };
 use holdfast_store as store;
 use holdfast_volume::State;
@@ -57,6 +58,7 @@ impl Idle {
             budget: Budget { writeback_bytes: 64 << 20, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
             care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
             isolation: Some(Isolation::default()),
+            packing: PackingShare::default(),
             room: Room { max: 64, kept_for_local: 8 },
             expected_volumes: volumes as usize,
             mutations: holdfast_host::Mutations::default(),

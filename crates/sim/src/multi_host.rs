@@ -35,7 +35,7 @@ use holdfast_host::homes::FRONT;
 use holdfast_host::requests::Requester;
 use holdfast_host::{
     Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, LinkId, Lists, OpenSpec, Order, Outcome,
-    PeerEffect, PeerEvent, Room, Sibling, Source,
+    PackingShare, PeerEffect, PeerEvent, Room, Sibling, Source,
 };
 use holdfast_qos::{Cost, Share};
 use holdfast_store as store;
@@ -431,6 +431,7 @@ impl MultiHost {
             budget: Budget { writeback_bytes: 1 << 20, map_cache_bytes: 1 << 20, read_ahead_bytes: 0 },
             care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
             isolation: Some(Isolation::default()),
+            packing: PackingShare::default(),
             room: Room { max: 64, kept_for_local: 8 },
             expected_volumes: self.volumes.len(),
             mutations: self.plan.mutations,

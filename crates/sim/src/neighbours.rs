@@ -13,8 +13,8 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Limits, Lists, OpenSpec, Order, Room,
-    Sibling, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Limits, Lists, OpenSpec, Order,
+    PackingShare, Room, Sibling, Source,
 };
 use holdfast_qos::Share;
 use holdfast_store as store;
@@ -98,6 +98,7 @@ impl Neighbours {
                 budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
                 care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
                 isolation,
+                packing: PackingShare::default(),
                 room: Room { max: 64, kept_for_local: 8 },
                 expected_volumes: homes.len(),
                 mutations: holdfast_host::Mutations::default(),

@@ -6,8 +6,8 @@ use crate::segment::units::{NotPacked, PackedPayload, Way};
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
-    BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, InstanceId, Lsn, MetaReply, MetaRequest,
-    NodeId, ObjectId, QuiesceId, RequestToken, ShardId, VolumeId,
+    BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, InstanceId, Instant, Lsn, MetaReply,
+    MetaRequest, NodeId, ObjectId, QuiesceId, RequestToken, ShardId, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
@@ -373,6 +373,8 @@ pub enum Effect {
         job: u64,
         way: Way,
         blocks: Vec<Buf>,
+        /// What comes later is not waited for.
+        until: Instant,
     },
     Meta {
         token: u64,

@@ -13,8 +13,8 @@ use crate::resources;
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
-    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, LongTurn, NodeInfo, NodeState, TrashInfo,
-    Unreadable, VolumeInfo,
+    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, LongTurn, NodeInfo, NodeState, PackingInfo,
+    TrashInfo, Unreadable, VolumeInfo,
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
@@ -205,6 +205,7 @@ pub struct HostView {
     pub cpu_ms: u64,
     /// Of that: for packing blocks.
     pub packing_cpu_ms: u64,
+    pub packing: PackingInfo,
     pub resident_bytes: u64,
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -295,6 +296,7 @@ pub fn gather(dir: &GridDir) -> Result<GridStatus> {
         pid: process.map(|p| p.pid),
         cpu_ms: cost.cpu().as_millis() as u64,
         packing_cpu_ms: status.as_ref().map_or(0, |status| status.packing_cpu_ms),
+        packing: status.as_ref().map_or_else(PackingInfo::default, |status| status.packing.clone()),
         resident_bytes: cost.resident_bytes,
         longest_turn: status.as_ref().and_then(|status| status.longest_turn.clone()),
         crossings: status.as_ref().map_or(0, |status| status.crossings),
@@ -392,7 +394,7 @@ pub(super) fn print_grid(status: &GridStatus) -> Result<()> {
             host.cpu_ms as f64 / 1000.0,
             match host.packing_cpu_ms {
                 0 => String::new(),
-                ms => format!(" ({:.1} s of it to pack blocks)", ms as f64 / 1000.0),
+                ms => format!(" ({})", packing_text(ms, &host.packing)),
             },
             Size(host.resident_bytes)
         ))?,
@@ -404,6 +406,21 @@ pub(super) fn print_grid(status: &GridStatus) -> Result<()> {
     status.nbd_warning.iter().try_for_each(print)?;
     print("")?;
     print_nodes(&status.nodes)
+}
+
+/// CPU that packs blocks, and what holds it.
+fn packing_text(cpu_ms: u64, packing: &PackingInfo) -> String {
+    let refused = match packing.refused_bytes {
+        0 => String::new(),
+        bytes => format!(", {} left until guests rest", Size(bytes)),
+    };
+    format!(
+        "{:.1} s of it to pack blocks, {:.1} us each; now {:.1} % of the machine, of {} % while guests work{refused}",
+        cpu_ms as f64 / 1000.0,
+        packing.ns_per_block as f64 / 1000.0,
+        packing.recent_per_mille as f64 / 10.0,
+        packing.share_percent
+    )
 }
 
 fn print_nodes(nodes: &[NodeView]) -> Result<()> {

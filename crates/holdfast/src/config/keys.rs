@@ -243,6 +243,31 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.isolation = value.isolation(),
     },
     Key {
+        name: "reduce.share",
+        kind: Kind::Share(100),
+        default: "10 %",
+        example: "25 %",
+        brief: "Share of the machine's CPU that packing blocks may take while guests work.",
+        more: "Of volumes with `--compress` what there is no time for is written as it is, and packed when guests rest. More \
+               means less space until then, and less CPU for guests. With `off` nothing is packed while they work. `holdfast \
+               grid status` shows what packing takes.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.packing_percent = value.share(),
+    },
+    Key {
+        name: "reduce.idle_share",
+        kind: Kind::Share(100),
+        default: "50 %",
+        example: "off",
+        brief: "The same, while no guest of the host has asked for anything for a second.",
+        more: "One thread for each of `cpu.reactors` packs, at a low priority: it takes a core at most. With `off` what is \
+               written as it is stays so until guests work again.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.packing_idle_percent = value.share(),
+    },
+    Key {
         name: "cache.reads",
         kind: READ_CACHE,
         default: "10 %",

@@ -37,6 +37,10 @@ pub struct HostSettings {
     pub node_reactors: Option<u32>,
     /// Of volumes of the host from each other.
     pub isolation: Option<Isolation>,
+    /// Of the machine's CPU for packing blocks, in per cent; zero is none.
+    pub packing_percent: u32,
+    /// The same, while guests rest.
+    pub packing_idle_percent: u32,
     pub rebuild_after: Duration,
     pub scrub_every: Duration,
     /// Of nodes; zero is none.

@@ -16,7 +16,7 @@ use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
 use holdfast_host::homes::Share;
 use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::views::{self, Published, SharingView};
-use holdfast_host::{Event as HostEvent, Order, Outcome, Sibling};
+use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};
@@ -190,6 +190,7 @@ pub struct LiveStatus {
     pub longest_turn: Option<LongTurn>,
     /// Of what packs blocks.
     pub packing_cpu: Duration,
+    pub packing: PackingFigures,
 }
 
 /// Calls of the control plane that are under way: to nodes, and orders to the host.
@@ -360,7 +361,8 @@ impl Shell {
             cause: turn.cause.clone(),
         });
         let (uptime, packing_cpu) = (now.since(self.started), self.packers.cpu());
-        LiveStatus { uptime, nodes: nodes.collect(), volumes, longest_turn, packing_cpu }
+        let packing = self.host.packing(now);
+        LiveStatus { uptime, nodes: nodes.collect(), volumes, longest_turn, packing_cpu, packing }
     }
 
     fn device_info(

@@ -34,8 +34,8 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, Request, Response, TrashInfo, Unreadable, VolumeInfo, VolumeState,
-    refuse,
+    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, TrashInfo, Unreadable, VolumeInfo,
+    VolumeState, refuse,
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
@@ -49,7 +49,8 @@ use holdfast_host::homes::HostAt;
 use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
 use holdfast_host::views::Published;
 use holdfast_host::{
-    ChangeOutcome, CloseOutcome, Offer, OpenSpec, Order, Outcome, Policy, ResizeOutcome, Wanted, split_export,
+    ChangeOutcome, CloseOutcome, Offer, OpenSpec, Order, Outcome, PackingFigures, Policy, ResizeOutcome, Wanted,
+    split_export,
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
@@ -557,6 +558,7 @@ impl ControlPlane {
             uptime_ms: live.uptime.as_millis() as u64,
             cpu_ms: own.cpu().as_millis() as u64,
             packing_cpu_ms: live.packing_cpu.as_millis() as u64,
+            packing: self.packing_info(live.packing),
             resident_bytes: own.resident_bytes,
             metadata_trouble,
             days_to_full: self.days_to_full(&live.nodes, &volumes),
@@ -570,6 +572,17 @@ impl ControlPlane {
             found: self.catalog.found().unwrap_or_default(),
             next_node: self.catalog.next_node().unwrap_or_default(),
         })
+    }
+
+    fn packing_info(&self, figures: PackingFigures) -> PackingInfo {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u128;
+        let of_machine = figures.recent.as_micros().max(1) * cores;
+        PackingInfo {
+            recent_per_mille: (figures.recent_cpu.as_micros() * 1000 / of_machine) as u64,
+            share_percent: self.settings.packing_percent,
+            ns_per_block: figures.block_cost.as_nanos() as u64,
+            refused_bytes: figures.refused_blocks * BLOCK_BYTES as u64,
+        }
     }
 
     /// Adds volumes that are not open here, and takes those away that are in the trash.

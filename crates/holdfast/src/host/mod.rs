@@ -295,8 +295,8 @@ impl Shell {
                 self.host.handle(now, HostEvent::Meta { call, reply }, &mut self.effects);
             }
         }
-        for (call, packed) in self.packers.packed.drain() {
-            self.host.handle(now, HostEvent::Packed { call, packed }, &mut self.effects);
+        for (call, packed, cpu) in self.packers.packed.drain() {
+            self.host.handle(now, HostEvent::Packed { call, packed, cpu }, &mut self.effects);
         }
         for command in self.commands.drain() {
             self.on_command(now, command, io);

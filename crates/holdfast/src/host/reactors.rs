@@ -358,6 +358,7 @@ fn merge_status(parts: Vec<LiveStatus>) -> LiveStatus {
     for part in parts {
         all.volumes.extend(part.volumes);
         all.packing_cpu += part.packing_cpu;
+        all.packing = all.packing.and(part.packing);
         let turns = [all.longest_turn.take(), part.longest_turn].into_iter().flatten();
         all.longest_turn = turns.max_by_key(|turn| turn.took_us);
         for (node, other) in all.nodes.iter_mut().zip(part.nodes).filter(|(node, other)| node.id == other.id) {

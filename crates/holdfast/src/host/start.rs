@@ -26,7 +26,9 @@ use anyhow::{Context, Result, anyhow};
 use holdfast_base::{DeviceId, Effects, GridId, InstanceId, NodeId, Slab, VolumeId};
 use holdfast_host::homes::{Share, Spread};
 use holdfast_host::reservation::ReservedVolume;
-use holdfast_host::{Budget, Care, Config, Host, HostPlaces, Isolation, Limits, Lists, OpenSpec, Order, Room};
+use holdfast_host::{
+    Budget, Care, Config, Host, HostPlaces, Isolation, Limits, Lists, OpenSpec, Order, PackingShare, Room,
+};
 use holdfast_runtime::mailbox::{self, Sender};
 use holdfast_runtime::reactor::{self, Io, ListenError, ListenerId, Reactor};
 use holdfast_runtime::tls::TlsServer;
@@ -60,6 +62,7 @@ struct Common {
     budget: Budget,
     care: Care,
     isolation: Option<Isolation>,
+    packing: PackingShare,
     places: HostPlaces,
     expected_volumes: usize,
     assignment: Assignment,
@@ -109,6 +112,7 @@ impl Common {
             },
             care: self.care,
             isolation: self.isolation,
+            packing: self.packing,
             room: Room { max: max / count, kept_for_local: kept_for_local / count },
             expected_volumes: self.expected_volumes.div_ceil(count),
             tune: |_| {},
@@ -258,6 +262,7 @@ pub fn run(dir: &GridDir) -> Result<()> {
         },
         care: Care { rebuild_after: settings.rebuild_after, scrub_every: settings.scrub_every },
         isolation: settings.isolation,
+        packing: packing_share(&settings, reactors.count()),
         places,
         expected_volumes: exported.len(),
         assignment: assignment.clone(),
@@ -367,6 +372,14 @@ fn count_of(settings: &HostSettings, presence: &presence::Presence) -> Result<us
 }
 
 /// How many may come to so many reactors.
+/// Of the machine's CPU, what packing on each reactor may take.
+fn packing_share(settings: &HostSettings, reactors: usize) -> PackingShare {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // One thread packs.
+    let part = |percent: u32| (u64::from(percent) * 10 * cores as u64 / reactors as u64).min(1000) as u32;
+    PackingShare { busy_per_mille: part(settings.packing_percent), idle_per_mille: part(settings.packing_idle_percent) }
+}
+
 fn places(reactors: usize) -> HostPlaces {
     let open_files = raise_open_files();
     let places = HostPlaces::of(open_files, reactors);

@@ -3,8 +3,9 @@
 use crate::world::Machine;
 use holdfast_base::{Effects, Instant, NodeId, Slab, Token};
 use holdfast_host::{Call, Effect, Event, Host};
-use holdfast_volume::{Effect as VolumeEffect, Event as VolumeEvent};
+use holdfast_volume::{Effect as VolumeEffect, Event as VolumeEvent, NotPacked, PackedPayload};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Calls under way, of all volumes of a host.
 const CALLS_MAX: usize = 1 << 20;
@@ -43,7 +44,8 @@ impl HostMachine {
                 }
                 Effect::Pack { call, way, blocks } => {
                     let job = self.calls.insert((None, call)).0;
-                    out.push(VolumeEffect::Pack { job, way, blocks });
+                    // The host has seen to when; the world tells of it at some time.
+                    out.push(VolumeEffect::Pack { job, way, blocks, until: Instant(u64::MAX) });
                 }
                 Effect::Reconnect { node } => out.push(VolumeEffect::Reconnect { node }),
                 wish => self.wishes.push_back(wish),
@@ -72,11 +74,17 @@ impl HostMachine {
                 Event::Node { node, call: call(token)?, reply, payload }
             }
             VolumeEvent::Meta { token, reply } => Event::Meta { call: call(token)?, reply },
-            VolumeEvent::Packed { job, packed } => Event::Packed { call: call(job)?, packed },
+            VolumeEvent::Packed { job, packed } => Event::Packed { call: call(job)?, cpu: cpu_of(&packed), packed },
             VolumeEvent::Tick => Event::Tick,
             other => unreachable!("the world tells a host no such thing: {other:?}"),
         })
     }
+}
+
+/// As much as a block takes, and now and then far more.
+fn cpu_of(packed: &Result<PackedPayload, NotPacked>) -> Duration {
+    let blocks = packed.as_ref().map_or(100, |packed| packed.lengths.len());
+    Duration::from_micros(blocks * if blocks % 7 == 0 { 100 } else { 8 })
 }
 
 impl Machine for HostMachine {
@@ -92,6 +100,6 @@ impl Machine for HostMachine {
 
     fn verify(&self) {
         self.host.volumes().for_each(|volume| volume.controller().verify());
-        self.host.verify_turns();
+        self.host.verify();
     }
 }

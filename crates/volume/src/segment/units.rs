@@ -226,6 +226,10 @@ pub struct Way {
 /// In front of a unit that is to be encrypted.
 const CRC_BYTES: usize = 4;
 
+/// Blocks in a row that lz4 makes no smaller: of those behind them it tries some.
+const MISSES_MAX: usize = 8;
+const TRIED_OF_MISSES: usize = 8;
+
 /// Packs blocks, raw where that saves too little. Each unit is opened again, and what does not give its block is stored
 /// raw.
 pub fn pack_blocks(way: Way, blocks: &[Buf]) -> Result<PackedPayload, NotPacked> {
@@ -247,24 +251,33 @@ fn pack_each(
     blocks: &[Buf],
     mut made: impl FnMut(&mut Packer, &[u8; BLOCK_BYTES], &mut [u8; BLOCK_BYTES]) -> StoredLength,
 ) -> Result<PackedPayload, NotPacked> {
-    let mut layout = UnitWriter::default();
-    let mut saves = false;
-    let mut opened = [0; BLOCK_BYTES];
+    let all = || blocks.iter().flat_map(|buf| buf.as_chunks::<BLOCK_BYTES>().0);
+    // Laid out from the first block on that becomes smaller: where none does, none is copied.
+    let mut layout: Option<UnitWriter> = None;
+    let (mut misses, mut unit, mut opened) = (0, [0; BLOCK_BYTES], [0; BLOCK_BYTES]);
     PACKER.with_borrow_mut(|packer| {
-        for block in blocks.iter().flat_map(|buf| buf.as_chunks::<BLOCK_BYTES>().0) {
-            let mut unit = [0; BLOCK_BYTES];
-            let length = made(packer, block, &mut unit);
+        for (number, block) in all().enumerate() {
+            let is_tried = misses < MISSES_MAX || way.codec != Codec::Lz4 || number % TRIED_OF_MISSES == 0;
+            let length = if is_tried { made(packer, block, &mut unit) } else { StoredLength::RAW };
             let bytes = &unit[..length.granules() as usize * GRANULE_BYTES];
-            let opens = open_into(packer, way.codec, bytes, way.is_sealed, &mut opened);
-            if length != StoredLength::RAW && opens && opened == *block {
-                layout.push(length, bytes);
-                saves = true;
-            } else {
-                layout.push(StoredLength::RAW, block);
+            let is_smaller = length != StoredLength::RAW
+                && open_into(packer, way.codec, bytes, way.is_sealed, &mut opened)
+                && opened == *block;
+            if !is_smaller {
+                misses += 1;
+                layout.iter_mut().for_each(|layout| layout.push(StoredLength::RAW, block));
+                continue;
             }
+            misses = 0;
+            let layout = layout.get_or_insert_with(|| {
+                let mut layout = UnitWriter::default();
+                all().take(number).for_each(|block| layout.push(StoredLength::RAW, block));
+                layout
+            });
+            layout.push(length, bytes);
         }
     });
-    if saves { Ok(layout.finish()) } else { Err(NotPacked::Incompressible) }
+    layout.map(UnitWriter::finish).ok_or(NotPacked::Incompressible)
 }
 
 #[cfg(test)]
@@ -284,13 +297,38 @@ mod tests {
     }
 
     #[test]
+    fn where_many_blocks_become_no_smaller_lz4_tries_one_in_eight_and_zstd_each() {
+        let mut prng = Prng::new(7);
+        let mut random = vec![0; 64 * BLOCK_BYTES];
+        prng.fill(&mut random);
+        let (random, text) = (Buf::copy_from(&random), blocks(64, &mut prng));
+        for (codec, tried) in [(Codec::Lz4, 8 + 7), (Codec::Zstd, 64)] {
+            let (way, mut count) = (Way { codec, is_sealed: false }, 0);
+            let none = pack_each(way, std::slice::from_ref(&random), |_, _, _| {
+                count += 1;
+                StoredLength::RAW
+            });
+            assert_eq!((none.err(), count), (Some(NotPacked::Incompressible), tried));
+        }
+        // What can be made smaller behind them is found, but for seven of it at most.
+        let way = Way { codec: Codec::Lz4, is_sealed: false };
+        let packed = pack_blocks(way, &[random.clone(), text.clone(), random.clone()]).expect("half of it is text");
+        let lengths: Vec<StoredLength> = packed.lengths.iter().collect();
+        assert!(lengths[..64].iter().all(|length| *length == StoredLength::RAW));
+        assert!(lengths[64 + 7..128].iter().all(|length| *length != StoredLength::RAW));
+        let units = Units { first: 0, lengths: packed.lengths.clone() };
+        let opened = units.taken_from(&packed.bytes).and_then(|bytes| units.opened(&bytes, false));
+        assert!(opened.is_some_and(|opened| *opened == *[&random[..], &text, &random].concat()));
+    }
+
+    #[test]
     fn a_codec_that_returns_rubbish_costs_space_and_no_block() {
         let mut prng = Prng::new(1);
         let all = blocks(300, &mut prng);
         let ways = [Codec::Lz4, Codec::Zstd].map(|codec| [false, true].map(|is_sealed| Way { codec, is_sealed }));
         for way in ways.into_iter().flatten() {
             let codec = way.codec;
-            let (mut lies, mut last) = (0, [0; BLOCK_BYTES]);
+            let (mut lies, mut tried, mut last) = (0, 0, [0; BLOCK_BYTES]);
             let packed = pack_each(way, std::slice::from_ref(&all), |packer, block, unit| {
                 let crc = crc32c(block).to_le_bytes();
                 let Packed::Unit { length, bytes } =
@@ -314,7 +352,8 @@ mod tests {
                     }
                     _ => length,
                 };
-                lies += u32::from(said != length || *unit != whole);
+                lies += usize::from(said != length || *unit != whole);
+                tried += 1;
                 said
             });
             let packed = packed.expect("some are told the truth of");
@@ -322,7 +361,8 @@ mod tests {
             let opened = units.taken_from(&packed.bytes).and_then(|bytes| units.opened(&bytes, way.is_sealed));
             assert!(opened.is_some_and(|opened| *opened == *all), "{way:?}: a block is another");
             let raw = packed.lengths.iter().filter(|length| *length == StoredLength::RAW).count();
-            assert!(lies > 100 && (50..=lies as usize).contains(&raw), "{way:?}: {raw} raw of {lies} lies");
+            let most = lies + 300 - tried;
+            assert!(lies > 80 && (50..=most).contains(&raw), "{way:?}: {raw} raw of {lies} lies, {tried} tried");
         }
     }
 }

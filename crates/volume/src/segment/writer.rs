@@ -352,11 +352,10 @@ impl SegmentWriter {
     pub(crate) fn start_packing(&mut self, basis: &Basis, work: Work, codec: Codec, out: Out) {
         let blocks = work.payload.clone();
         let max = if work.worth_bytes.is_some() { REPACKING_MAX } else { PACKING_MAX };
-        let (packing_until, codec) = (Some(basis.now + max), Some(codec));
-        let job = SegmentJob { work, packing_until, codec, placed: None, restarts: 0 };
+        let (until, way) = (basis.now + max, Way { codec, is_sealed: basis.config.key.is_some() });
+        let job = SegmentJob { work, packing_until: Some(until), codec: Some(codec), placed: None, restarts: 0 };
         let job = self.jobs.insert(job);
-        let way = Way { codec: codec.expect("just set"), is_sealed: basis.config.key.is_some() };
-        out.push(Effect::Pack { job: job.0, way, blocks });
+        out.push(Effect::Pack { job: job.0, way, blocks, until });
     }
 
     /// The blocks were packed, if that makes them smaller; or it was too late. They are written, if that is worth it.

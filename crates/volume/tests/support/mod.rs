@@ -523,7 +523,7 @@ impl World {
             Effect::Reply(reply) => {
                 self.replies.insert(reply.token.0, reply.result);
             }
-            Effect::Pack { job, way, blocks } => {
+            Effect::Pack { job, way, blocks, .. } => {
                 let packed = Event::Packed { job, packed: pack_blocks(way, &blocks) };
                 match &mut self.packed {
                     Some(held) => held.push(packed),
