@@ -135,6 +135,10 @@ fn packs_and_reads(grid: &Grid, options: &str) {
     grid.ok("volume set vm --compress auto");
     until("zstd makes more of it", || ratio() < by_lz4 * 7 / 8);
     assert!(grid.ok("space why").contains("are not packed"));
+    let packing = grid.json("grid status")["host"]["packing"].clone();
+    assert!(packing["share_percent"] == 10 && packing["ns_per_block"].as_u64() > Some(0), "{packing}");
+    let said = grid.ok("grid status");
+    assert!(said.contains("to pack blocks") && said.contains("of 10 % while guests work"), "{said}");
     grid.ok("node kill 2");
     assert_volume_holds(&grid.uri("vm"), &one, &scratch);
     grid.ok("node start 2");
