@@ -84,7 +84,7 @@ impl HostMachine {
 /// As much as a block takes, and now and then far more.
 fn cpu_of(packed: &Result<PackedPayload, NotPacked>) -> Duration {
     let blocks = packed.as_ref().map_or(100, |packed| packed.lengths.len());
-    Duration::from_micros(blocks * if blocks % 7 == 0 { 100 } else { 8 })
+    Duration::from_micros(blocks * if blocks.is_multiple_of(7) { 100 } else { 8 })
 }
 
 impl Machine for HostMachine {

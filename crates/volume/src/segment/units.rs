@@ -257,7 +257,7 @@ fn pack_each(
     let (mut misses, mut unit, mut opened) = (0, [0; BLOCK_BYTES], [0; BLOCK_BYTES]);
     PACKER.with_borrow_mut(|packer| {
         for (number, block) in all().enumerate() {
-            let is_tried = misses < MISSES_MAX || way.codec != Codec::Lz4 || number % TRIED_OF_MISSES == 0;
+            let is_tried = misses < MISSES_MAX || way.codec != Codec::Lz4 || number.is_multiple_of(TRIED_OF_MISSES);
             let length = if is_tried { made(packer, block, &mut unit) } else { StoredLength::RAW };
             let bytes = &unit[..length.granules() as usize * GRANULE_BYTES];
             let is_smaller = length != StoredLength::RAW
