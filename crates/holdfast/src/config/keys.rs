@@ -248,8 +248,8 @@ pub const KEYS: &[Key] = &[
         default: "10 %",
         example: "25 %",
         brief: "Share of the machine's CPU that packing blocks may take while guests work.",
-        more: "Of volumes with `--compress` what there is no time for is written as it is, and packed when guests rest. More \
-               means less space until then, and less CPU for guests. With `off` nothing is packed while they work. `holdfast \
+        more: "Blocks of volumes with `--compress` for which there is no time are written as they are, and packed when guests \
+               rest. More means less space until then, and less CPU for guests. With `off` nothing is packed while they work. `holdfast \
                grid status` shows what packing takes.",
         older_name: "",
         older: |_| None,
