@@ -249,8 +249,8 @@ pub const KEYS: &[Key] = &[
         example: "25 %",
         brief: "Share of the machine's CPU that packing blocks may take while guests work.",
         more: "Blocks of volumes with `--compress` for which there is no time are written as they are, and packed when guests \
-               rest. More means less space until then, and less CPU for guests. With `off` nothing is packed while they work. `holdfast \
-               grid status` shows what packing takes.",
+               rest. More means less space until then, and less CPU for guests. With `off` nothing is packed while they work. \
+               `holdfast grid status` shows what packing takes.",
         older_name: "",
         older: |_| None,
         put: |settings, value| settings.packing_percent = value.share(),
