@@ -220,6 +220,29 @@ impl Cipher {
     }
 }
 
+/// What content is fingerprinted with, to find what is alike: who has not the key learns nothing of what is.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PrintKey(Secret);
+
+impl PrintKey {
+    pub fn new(bytes: [u8; KEY_BYTES]) -> PrintKey {
+        PrintKey(Secret::new(bytes))
+    }
+
+    /// The first half of HMAC-SHA256 (RFC 2104): equal for equal bytes, and for others never seen to be.
+    pub fn print(&self, bytes: &[u8]) -> u128 {
+        let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, self.0.bytes());
+        let tag = ring::hmac::sign(&key, bytes);
+        u128::from_le_bytes(tag.as_ref()[..16].try_into().expect("32 bytes"))
+    }
+}
+
+impl fmt::Debug for PrintKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrintKey")
+    }
+}
+
 fn head_of(tag: &[u8; TAG_BYTES]) -> u32 {
     u32::from_le_bytes(tag[..4].try_into().expect("four bytes"))
 }

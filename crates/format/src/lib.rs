@@ -18,6 +18,7 @@ pub mod schedule;
 pub mod segment;
 pub mod sharing;
 pub mod stream;
+pub mod talk;
 pub mod tier;
 pub mod versions;
 pub mod wire;

@@ -9,7 +9,7 @@
 use crate::features::Feature;
 use crate::geometry::Geometry;
 use crate::ledger::Leg;
-use crate::packing::StoredLengths;
+use crate::packing::{BLOCK_GRANULES, StoredLengths};
 use crate::sharing::STORE_EPOCHS;
 use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{
@@ -79,11 +79,22 @@ pub struct PackedCommit {
     pub lengths: StoredLengths,
 }
 
-/// A state of a store's catalogue, which tells what may be shared: rising, since each of its owners has a new epoch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct CatalogueNo {
-    pub epoch: Epoch,
-    pub counter: u64,
+/// A segment of a store that is named from here on: as in a commit, so that the log says all that a reader needs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SharedSegment {
+    pub segment: SegmentNo,
+    pub geometry: Geometry,
+    /// Home of each shard, by shard index, as far as its store knew. They may be elsewhere by now.
+    pub homes: Vec<Leg>,
+}
+
+/// Where the blocks of a run lie in a store's segment, one behind the other.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum SharedRun {
+    /// From this block of the payload on.
+    Plain { block: u32 },
+    /// As units, of which the first starts at this granule.
+    Packed { granule: u32, lengths: StoredLengths },
 }
 
 /// Blocks that a store has, too: named there from here on, where the map still names the source.
@@ -94,29 +105,45 @@ pub struct SharedExtent {
     pub source: Source,
     /// The store's.
     pub segment: SegmentNo,
-    /// Where the first unit starts there.
-    pub granule: u32,
-    pub lengths: StoredLengths,
+    pub run: SharedRun,
     pub crcs: Vec<BlockCrc>,
-}
-
-impl SharedExtent {
-    fn is_valid(&self) -> bool {
-        let blocks = u64::from(self.blocks);
-        self.lengths.len() == blocks
-            && self.crcs.len() as u64 == blocks
-            && self.lengths.fit_from(self.granule)
-            && self.segment.epoch >= STORE_EPOCHS
-            && self.source != Source::Direct
-    }
 }
 
 /// Content that is shared from here on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The state of the store's catalogue that it was made under.
-    pub catalogue: CatalogueNo,
+    /// All that extents name, once.
+    pub segments: Vec<SharedSegment>,
     pub extents: Vec<SharedExtent>,
+}
+
+impl SharedExtent {
+    fn is_valid_in(&self, segments: &[SharedSegment]) -> bool {
+        let Some(of) = segments.iter().find(|of| of.segment == self.segment) else { return false };
+        let blocks = u64::from(self.blocks);
+        let payload_blocks = u64::from(of.geometry.payload_blocks);
+        let is_within = match &self.run {
+            SharedRun::Plain { block } => u64::from(*block) + blocks <= payload_blocks,
+            SharedRun::Packed { granule, lengths } => {
+                let end_max = payload_blocks * u64::from(BLOCK_GRANULES);
+                lengths.len() == blocks
+                    && lengths.fit_from(*granule)
+                    && u64::from(lengths.end_from(*granule)) <= end_max
+            }
+        };
+        is_within && self.crcs.len() as u64 == blocks && self.source != Source::Direct
+    }
+}
+
+impl Share {
+    fn is_valid(&self) -> bool {
+        let is_valid = |of: &SharedSegment| {
+            of.segment.epoch >= STORE_EPOCHS
+                && of.geometry.is_valid()
+                && of.homes.len() == usize::from(of.geometry.shard_count())
+        };
+        self.segments.iter().all(is_valid) && self.extents.iter().all(|extent| extent.is_valid_in(&self.segments))
+    }
 }
 
 /// A request that may not be carried out twice. One with the same origin and another content is another request.
@@ -225,9 +252,7 @@ pub enum Record {
     },
     /// As `Commit`, of a packed segment.
     CommitPacked(Box<PackedCommit>),
-    Share(Share),
-    /// The volume knows what a store's catalogue says up to here.
-    Catalogue(CatalogueNo),
+    Share(Box<Share>),
     /// A new head that stands on no snapshot.
     Head {
         head: HeadId,
@@ -307,7 +332,7 @@ impl Record {
                 commit.extents.iter().any(is_packed).then_some(Feature::Packed)
             }
             Record::CommitPacked(_) => Some(Feature::Packed),
-            Record::Share(_) | Record::Catalogue(_) => Some(Feature::Stores),
+            Record::Share(_) => Some(Feature::Stores),
             Record::Head { .. } => Some(Feature::Heads),
             Record::WriteReplied { .. } | Record::Replied(_) | Record::Attribute { .. } => Some(Feature::Replies),
             Record::Write { .. }
@@ -344,7 +369,6 @@ impl Record {
             | Record::ResizeClone { .. }
             | Record::CommitPacked(_)
             | Record::Share(_)
-            | Record::Catalogue(_)
             | Record::WriteReplied { .. }
             | Record::Replied(_)
             | Record::Attribute { .. } => [None, None],
@@ -412,11 +436,7 @@ impl Record {
                 let are_lengths = lengths.len() == commit.blocks() && lengths.fill(&commit.geometry);
                 ("packed commit", commit.adds_up() && are_lengths)
             }
-            Record::Share(share) => {
-                let are_stores = share.catalogue.epoch >= STORE_EPOCHS;
-                ("share", are_stores && share.extents.iter().all(SharedExtent::is_valid))
-            }
-            Record::Catalogue(no) => ("catalogue", no.epoch >= STORE_EPOCHS),
+            Record::Share(share) => ("share", share.is_valid()),
             _ => return Ok(()),
         };
         if is_valid { Ok(()) } else { Err(FormatError::Field(name)) }
@@ -498,9 +518,11 @@ mod tests {
     fn share() -> Share {
         let segment = SegmentNo { epoch: STORE_EPOCHS, counter: 5 };
         let source = Source::Packed { segment: commit().segment, granule: 70 };
-        let lengths = lengths(&[0x41, 0x80]);
-        let extent = SharedExtent { key: Key(8), blocks: 2, source, segment, granule: 3, lengths, crcs: vec![5, 6] };
-        Share { catalogue: CatalogueNo { epoch: STORE_EPOCHS, counter: 3 }, extents: vec![extent] }
+        let of = |key, run| SharedExtent { key: Key(key), blocks: 2, source, segment, run, crcs: vec![5, 6] };
+        let packed = SharedRun::Packed { granule: 3, lengths: lengths(&[0x41, 0x80]) };
+        let SegmentCommit { homes, .. } = commit();
+        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::DEFAULT, 32), homes };
+        Share { segments: vec![shared], extents: vec![of(8, packed), of(20, SharedRun::Plain { block: 30 })] }
     }
 
     /// One at least of each feature.
@@ -510,8 +532,7 @@ mod tests {
         vec![
             Record::Commit(unpacked),
             Record::CommitPacked(Box::new(packed_commit())),
-            Record::Share(share()),
-            Record::Catalogue(share().catalogue),
+            Record::Share(Box::new(share())),
             Record::Head { head: HeadId(70_000), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 },
             Record::WriteReplied { key: Key(1 << 40), blocks: 2, reply: replied() },
             Record::Replied(replied()),
@@ -576,17 +597,24 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Share)| {
             let mut bad = share();
             change(&mut bad);
-            assert_eq!(Record::decode(&Record::Share(bad).encode()), Err(FormatError::Field("share")));
+            assert_eq!(Record::decode(&Record::Share(Box::new(bad)).encode()), Err(FormatError::Field("share")));
         };
-        refused(&|bad| bad.catalogue.epoch = Epoch(4));
-        refused(&|bad| bad.extents[0].segment.epoch = Epoch(4));
+        let packed = |granule, bytes: &[u8]| SharedRun::Packed { granule, lengths: lengths(bytes) };
+        refused(&|bad| bad.segments[0].segment.epoch = Epoch(4));
+        refused(&|bad| bad.segments.clear());
+        refused(&|bad| bad.segments[0].homes.truncate(1));
+        refused(&|bad| bad.segments[0].geometry.stripe_blocks = u32::MAX);
+        refused(&|bad| bad.extents[0].segment.counter += 1);
         refused(&|bad| bad.extents[0].source = Source::Direct);
         refused(&|bad| bad.extents[0].blocks = 3);
         refused(&|bad| bad.extents[0].crcs = vec![5]);
-        refused(&|bad| bad.extents[0].granule = 1023);
-        refused(&|bad| bad.extents[0].granule = u32::MAX);
-        let own = Record::Catalogue(CatalogueNo { epoch: Epoch(4), counter: 3 });
-        assert_eq!(Record::decode(&own.encode()), Err(FormatError::Field("catalogue")));
+        refused(&|bad| bad.extents[0].run = packed(3, &[0x41]));
+        // It would cross a stripe; it ends behind the payload; there is no such place.
+        refused(&|bad| bad.extents[0].run = packed(1023, &[0x41, 0x80]));
+        refused(&|bad| bad.extents[0].run = packed(2046, &[0x41, 0x80]));
+        refused(&|bad| bad.extents[0].run = packed(u32::MAX, &[0x41, 0x80]));
+        refused(&|bad| bad.extents[1].run = SharedRun::Plain { block: 31 });
+        refused(&|bad| bad.extents[1].run = SharedRun::Plain { block: u32::MAX });
         let mut recoded = commit();
         recoded.extents[0].source = Source::Packed { segment: commit().segment, granule: 0 };
         assert_eq!(Record::decode(&Record::Commit(recoded).encode()), Err(FormatError::Field("segment commit")));

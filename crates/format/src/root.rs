@@ -10,6 +10,7 @@ use crate::tier::Tiers;
 use crate::{FormatError, from_postcard, split_postcard, to_postcard};
 use holdfast_base::{Epoch, GridId, InstanceId, KeyWidth, Lsn, VolumeId, crc32c};
 use serde::{Deserialize, Serialize};
+use std::ops::Bound;
 
 /// Key of a volume's root record.
 pub fn root_key(volume: VolumeId) -> String {
@@ -54,6 +55,25 @@ pub struct Root {
     /// In front of all else in the body: who can't read the rest is to know why.
     #[serde(skip)]
     pub features: Features,
+}
+
+/// Numbers of a volume's own segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OwnNumbers {
+    pub first: SegmentNo,
+    /// In front of it; a store's have no end.
+    pub end: Option<SegmentNo>,
+}
+
+impl OwnNumbers {
+    pub fn contains(&self, no: SegmentNo) -> bool {
+        no >= self.first && self.end.is_none_or(|end| no < end)
+    }
+
+    /// Where they end.
+    pub fn bound(&self) -> Bound<SegmentNo> {
+        self.end.map_or(Bound::Unbounded, Bound::Excluded)
+    }
 }
 
 /// Magic number and version in front of the record: "HFRT", 5.
@@ -182,6 +202,17 @@ impl Root {
         self.origins.last().map_or_else(SegmentNo::default, |o| SegmentNo { epoch: o.upto.next(), counter: 0 })
     }
 
+    /// Whether it is a store, whose content others share.
+    pub fn is_store(&self) -> bool {
+        self.epoch >= STORE_EPOCHS
+    }
+
+    /// Numbers of segments that are the volume's own: above those of its origins, and below those of stores.
+    pub fn own_numbers(&self) -> OwnNumbers {
+        let end = SegmentNo { epoch: STORE_EPOCHS, counter: 0 };
+        OwnNumbers { first: self.first_own(), end: (!self.is_store()).then_some(end) }
+    }
+
     /// How its keys are divided.
     pub fn key_width(&self) -> KeyWidth {
         match self.features.has(Feature::WideKeys) {
@@ -297,5 +328,9 @@ mod tests {
         let owners: Vec<u128> = [4, at - 1, at, at + 9, at + 10, at + 20].map(|e| root.owner_of(no(e)).0).to_vec();
         assert_eq!(owners, [1, 3, 7, 7, 3, 8]);
         assert!(root.first_own() > no(9) && root.first_own() < no(10));
+        let own = root.own_numbers();
+        assert!(!own.contains(no(9)) && own.contains(no(10)) && own.contains(no(at - 1)) && !own.contains(no(at)));
+        let store = Root { epoch: Epoch(at + 3), origins: Vec::new(), stores: Vec::new(), ..root };
+        assert!(store.is_store() && store.own_numbers().contains(no(at)));
     }
 }

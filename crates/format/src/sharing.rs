@@ -28,6 +28,13 @@ pub struct Store {
 /// The first epoch of stores: other volumes' are below.
 pub const STORE_EPOCHS: Epoch = Epoch(1 << 63);
 
+/// A state of a store's catalogue, which tells what may be shared: rising, since each of its owners has a new epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct CatalogueNo {
+    pub epoch: Epoch,
+    pub counter: u64,
+}
+
 /// A volume that may name this one's segments up to a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Dependent {
@@ -51,9 +58,10 @@ pub struct SegmentRanges {
     runs: Vec<(SegmentNo, SegmentNo)>,
 }
 
-/// Magic number and version in front of the record: "HFFM", 1.
+/// Magic number and version in front of the record: "HFFM", 1; 2 of a member's.
 const MAGIC: [u8; 4] = *b"HFFM";
 const VERSION: u16 = 1;
+const NAMES_VERSION: u16 = 2;
 
 impl SegmentRanges {
     /// Everything up to a number.
@@ -103,34 +111,68 @@ impl SegmentRanges {
 
     /// Magic, version, checksum of the body, body.
     pub fn encode(&self) -> Vec<u8> {
-        let body = to_postcard(self);
-        let mut bytes = Vec::with_capacity(body.len() + 10);
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        bytes
+        sealed(VERSION, &to_postcard(self))
     }
 
     pub fn decode(bytes: &[u8]) -> Result<SegmentRanges, FormatError> {
-        let (header, body) = bytes.split_at_checked(10).ok_or(FormatError::Truncated)?;
-        if header[..4] != MAGIC {
-            return Err(FormatError::Magic);
-        }
-        let version = u16::from_le_bytes([header[4], header[5]]);
-        if version != VERSION {
-            return Err(FormatError::Version(version));
-        }
-        if header[6..10] != crc32c(body).to_le_bytes() {
-            return Err(FormatError::Checksum);
-        }
-        let ranges: SegmentRanges = from_postcard(body)?;
-        let is_sorted = ranges.runs.windows(2).all(|pair| pair[0].1 < pair[1].0);
-        if !is_sorted || ranges.runs.iter().any(|(first, last)| first > last) {
-            return Err(FormatError::Field("runs"));
-        }
-        Ok(ranges)
+        let ranges: SegmentRanges = from_postcard(opened(VERSION, bytes)?)?;
+        if ranges.is_valid() { Ok(ranges) } else { Err(FormatError::Field("runs")) }
     }
+
+    fn is_valid(&self) -> bool {
+        let is_sorted = self.runs.windows(2).all(|pair| pair[0].1 < pair[1].0);
+        is_sorted && self.runs.iter().all(|(first, last)| first <= last)
+    }
+}
+
+/// What a member of a sharing domain says it names of the store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Names {
+    /// Of the member: nobody writes it over one of a later opening.
+    pub epoch: Epoch,
+    /// What was withdrawn by then and is not named here never will be.
+    pub catalogue: CatalogueNo,
+    pub ranges: SegmentRanges,
+}
+
+impl Names {
+    /// As [`SegmentRanges::encode`], in another version.
+    pub fn encode(&self) -> Vec<u8> {
+        sealed(NAMES_VERSION, &to_postcard(self))
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Names, FormatError> {
+        let names: Names = from_postcard(opened(NAMES_VERSION, bytes)?)?;
+        if !names.ranges.is_valid() || names.catalogue.epoch < STORE_EPOCHS {
+            return Err(FormatError::Field("names"));
+        }
+        Ok(names)
+    }
+}
+
+/// Magic, version, checksum of the body, body.
+fn sealed(version: u16, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(body.len() + 10);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&crc32c(body).to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn opened(wanted: u16, bytes: &[u8]) -> Result<&[u8], FormatError> {
+    let (header, body) = bytes.split_at_checked(10).ok_or(FormatError::Truncated)?;
+    if header[..4] != MAGIC {
+        return Err(FormatError::Magic);
+    }
+    let version = u16::from_le_bytes([header[4], header[5]]);
+    if version != wanted {
+        return Err(FormatError::Version(version));
+    }
+    if header[6..10] != crc32c(body).to_le_bytes() {
+        return Err(FormatError::Checksum);
+    }
+    Ok(body)
 }
 
 #[cfg(test)]
@@ -154,6 +196,17 @@ mod tests {
             assert!(!ranges.contains(no(1, 2)) && !ranges.contains(no(7, 2)));
             assert_eq!(SegmentRanges::decode(&ranges.encode()), Ok(ranges));
         }
+    }
+
+    #[test]
+    fn what_a_member_names_reads_back_and_is_no_clones() {
+        let catalogue = CatalogueNo { epoch: STORE_EPOCHS, counter: 7 };
+        let names = Names { epoch: Epoch(3), catalogue, ranges: SegmentRanges::upto(no(1, 5)) };
+        assert_eq!(Names::decode(&names.encode()), Ok(names.clone()));
+        assert_eq!(SegmentRanges::decode(&names.encode()), Err(FormatError::Version(2)));
+        assert_eq!(Names::decode(&names.ranges.encode()), Err(FormatError::Version(1)));
+        let early = Names { catalogue: CatalogueNo { epoch: Epoch(4), counter: 7 }, ..names };
+        assert_eq!(Names::decode(&early.encode()), Err(FormatError::Field("names")));
     }
 
     #[test]

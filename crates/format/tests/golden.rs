@@ -11,8 +11,8 @@ use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{
-    Call, CatalogueNo, CommitExtent, PackedCommit, Record, Replied, SealedHeader, SegmentCommit, SegmentNo, Share,
-    SharedExtent, Source,
+    Call, CommitExtent, PackedCommit, Record, Replied, SealedHeader, SegmentCommit, SegmentNo, Share, SharedExtent,
+    SharedRun, SharedSegment, Source,
 };
 use holdfast_format::root::Root;
 use holdfast_format::segment::{PackedPayload, SegmentIndex, ShardHeader};
@@ -119,19 +119,16 @@ fn records_of_version_3() {
     let packed =
         |geometry, extents, crcs| SegmentCommit { segment, geometry, homes: vec![leg(1), leg(2)], extents, crcs };
     let from_packed = Source::Packed { segment, granule: 130 };
-    let catalogue = CatalogueNo { epoch: STORE_EPOCHS, counter: 5 };
     let call = Call { association: AssociationId(0x1122), sequence: 300, procedure: 0x89, arguments_crc: 7 };
     let reply = Replied { call, outcome: vec![0xaa, 0xbb] };
-    let share = SharedExtent {
-        key: Key(8),
-        blocks: 2,
-        source: from_packed,
-        segment: shared,
-        granule: 129,
-        lengths: lengths(&[0x41, 0xbf]),
-        crcs: vec![5, 300],
-    };
     let mirror = |blocks| Geometry::new(Layout::Mirror { copies: 2 }, blocks);
+    let run = SharedRun::Packed { granule: 129, lengths: lengths(&[0x41, 0xbf]) };
+    let of_store =
+        |key, source, run| SharedExtent { key: Key(key), blocks: 2, source, segment: shared, run, crcs: vec![5, 300] };
+    let share = Share {
+        segments: vec![SharedSegment { segment: shared, geometry: mirror(16), homes: vec![leg(1), leg(2)] }],
+        extents: vec![of_store(8, from_packed, run), of_store(20, Source::Log(Lsn(5)), SharedRun::Plain { block: 14 })],
+    };
     let commit = packed(mirror(16), vec![of(Source::Log(Lsn(5)), 2), of(from_packed, 1)], vec![1, 2, 3]);
     for (golden, record) in [
         (
@@ -142,11 +139,7 @@ fn records_of_version_3() {
             "030d04090201001010020105020602080200050801030409820103010203033f409d",
             Record::CommitPacked(Box::new(PackedCommit { commit, lengths: lengths(&[63, 0x40, 0x9d]) })),
         ),
-        (
-            "030e80808080808080808001050108020304098201808080808080808080010681010241bf0205ac02",
-            Record::Share(Share { catalogue, extents: vec![share] }),
-        ),
-        ("030f8080808080808080800105", Record::Catalogue(catalogue)),
+        ("030e", Record::Share(Box::new(share))),
         ("03100350078020", Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 }),
         ("0311ac0202a222ac0289010702aabb", Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() }),
         ("0312a222ac0289010702aabb", Record::Replied(reply.clone())),

@@ -11,8 +11,8 @@ use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{
-    Call, CatalogueNo, CommitExtent, PackedCommit, Record, Replied, SegmentCommit, SegmentNo, Share, SharedExtent,
-    Source,
+    Call, CommitExtent, PackedCommit, Record, Replied, SegmentCommit, SegmentNo, Share, SharedExtent, SharedRun,
+    SharedSegment, Source,
 };
 use holdfast_format::root::Root;
 use holdfast_format::segment::{PackedPayload, SegmentIndex, ShardHeader};
@@ -45,18 +45,17 @@ fn records() -> Vec<Record> {
         blocks: 2,
         source: Source::Log(Lsn(3)),
         segment: SegmentNo { epoch: STORE_EPOCHS, counter: 6 },
-        granule: 129,
-        lengths: lengths(&[0x41, 0xbf]),
+        run: SharedRun::Packed { granule: 129, lengths: lengths(&[0x41, 0xbf]) },
         crcs: vec![5, 300],
     };
-    let catalogue = CatalogueNo { epoch: STORE_EPOCHS, counter: 5 };
+    let of_store = SharedSegment { segment: shared.segment, geometry, homes: homes.clone() };
+    let share = Share { segments: vec![of_store], extents: vec![shared] };
     vec![
         Record::Write { key: Key(1 << 40), blocks: 2 },
         Record::Rollback { head: HeadId(1), to: ObjectId(3), live: ObjectId(10) },
         Record::Commit(commit(extents(), Geometry { payload_blocks: 3, ..geometry }, vec![1, 2, 3])),
         Record::CommitPacked(Box::new(PackedCommit { commit: packed, lengths: lengths(&[63, 0x40, 0xbf]) })),
-        Record::Share(Share { catalogue, extents: vec![shared] }),
-        Record::Catalogue(catalogue),
+        Record::Share(Box::new(share)),
         Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 },
         Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() },
         Record::Replied(reply.clone()),

@@ -19,7 +19,7 @@ use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, NotPacked, PackedPayload, PreloadState, Way, Why};
+use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Task, Why, Worked};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -60,10 +60,10 @@ pub enum Event {
         call: Call,
         reply: MetaReply,
     },
-    /// What came of [`Effect::Pack`].
-    Packed {
+    /// What came of [`Effect::Work`].
+    Worked {
         call: Call,
-        packed: Result<PackedPayload, NotPacked>,
+        outcome: Worked,
         /// That it took.
         cpu: Duration,
     },
@@ -485,10 +485,10 @@ pub enum Effect {
         call: Call,
         request: MetaRequest,
     },
-    /// Pack these blocks with [`holdfast_volume::pack_blocks`], on another thread if there is one.
-    Pack {
+    /// Do this with these blocks, on another thread if there is one.
+    Work {
         call: Call,
-        way: Way,
+        task: Task,
         blocks: Vec<Buf>,
     },
     /// To a client; `to` is its front end's name for the session.

@@ -25,11 +25,10 @@ use holdfast_base::{
     BlockError, BlockReply, BlockRequest, DeviceId, Effects, ExportInfo, GridId, HeadId, InstanceId, Instant, NodeId,
     ObjectId, Slab, Token, VolumeId,
 };
+use holdfast_format::talk::Talk;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use holdfast_qos::Isolation;
-use holdfast_volume::{
-    Change, Effect as VolumeEffect, Event as VolumeEvent, NotPacked, Notice, SlowBecause, State, Turn,
-};
+use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -115,6 +114,8 @@ pub struct Host {
     pub(crate) draining: BTreeSet<DeviceId>,
     volume_effects: Effects<VolumeEffect>,
     pub(crate) replies: VecDeque<(Token, BlockReply)>,
+    /// What volumes tell each other: from this one, to that one.
+    talks: VecDeque<(Token, VolumeId, Box<Talk>)>,
     /// About who may write to a volume, or a clone in it.
     pub(crate) writer_events: VecDeque<(Token, HeadId, WriterEvent)>,
     pub(crate) closed: VecDeque<Token>,
@@ -151,6 +152,7 @@ impl Host {
             draining: BTreeSet::new(),
             volume_effects: Effects::new(),
             replies: VecDeque::new(),
+            talks: VecDeque::new(),
             writer_events: VecDeque::new(),
             closed: VecDeque::new(),
             changed: Vec::new(),
@@ -177,9 +179,9 @@ impl Host {
             Event::Meta { call, reply } => {
                 self.drive(now, call.volume, VolumeEvent::Meta { token: call.token, reply }, out);
             }
-            Event::Packed { call, packed, cpu } => {
+            Event::Worked { call, outcome, cpu } => {
                 self.packing.done(now, call, cpu);
-                self.drive(now, call.volume, VolumeEvent::Packed { job: call.token, packed }, out);
+                self.drive(now, call.volume, VolumeEvent::Worked { job: call.token, outcome }, out);
             }
             Event::NodeUp { node, boot, version, devices } => {
                 self.nodes_up.insert(node, NodeUp { boot, version, devices });
@@ -364,8 +366,9 @@ impl Host {
                 VolumeEffect::Meta { token, request } => {
                     out.push(Effect::Meta { call: Call { volume: at, token }, request });
                 }
-                VolumeEffect::Pack { job, way, blocks, until } => {
-                    self.packing.ask(now, Job { call: Call { volume: at, token: job }, way, blocks, until });
+                VolumeEffect::Talk { to, talk } => self.talks.push_back((at, to, talk)),
+                VolumeEffect::Work { job, task, blocks, until } => {
+                    self.packing.ask(now, Job { call: Call { volume: at, token: job }, task, blocks, until });
                 }
                 VolumeEffect::Reconnect { node } => out.push(Effect::Reconnect { node }),
                 VolumeEffect::Notice(notice) => {
@@ -482,6 +485,8 @@ impl Host {
                 self.drive_writers(now, at, head, event, out);
             } else if self.settle_packing(now, out) {
                 // The same.
+            } else if let Some((from, to, talk)) = self.talks.pop_front() {
+                self.on_talk(now, from, to, talk, out);
             } else if let Some(at) = self.closed.pop_front() {
                 self.on_volume_closed(now, at, out);
             } else if !self.settle_forward(now, out) {
@@ -500,15 +505,23 @@ impl Host {
         }
     }
 
+    /// A volume tells another something. Whose owner is not here does not hear it: it is told again.
+    fn on_talk(&mut self, now: Instant, from: Token, to: VolumeId, talk: Box<Talk>, out: Out) {
+        let from = self.volumes.table.get(from).map(Volume::id);
+        if let (Some(from), Some(at)) = (from, self.volumes.find_id(to)) {
+            self.drive(now, at, VolumeEvent::Talk { from, talk }, out);
+        }
+    }
+
     /// What may be packed goes to the worker; volumes hear of what may not.
     fn settle_packing(&mut self, now: Instant, out: Out) -> bool {
-        if let Some(call) = self.packing.refused.pop_front() {
-            let packed = Err(NotPacked::NotTried);
-            self.drive(now, call.volume, VolumeEvent::Packed { job: call.token, packed }, out);
+        if let Some((call, task)) = self.packing.refused.pop_front() {
+            let outcome = task.not_done();
+            self.drive(now, call.volume, VolumeEvent::Worked { job: call.token, outcome }, out);
             return true;
         }
-        let Some(Job { call, way, blocks, .. }) = self.packing.next(now) else { return false };
-        out.push(Effect::Pack { call, way, blocks });
+        let Some(Job { call, task, blocks, .. }) = self.packing.next(now) else { return false };
+        out.push(Effect::Work { call, task, blocks });
         true
     }
 

@@ -15,7 +15,7 @@
 use crate::event::Call;
 use holdfast_base::buf::total_len;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
-use holdfast_volume::Way;
+use holdfast_volume::Task;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl PackingFigures {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) call: Call,
-    pub(crate) way: Way,
+    pub(crate) task: Task,
     pub(crate) blocks: Vec<Buf>,
     /// The volume waits no longer.
     pub(crate) until: Instant,
@@ -105,7 +105,7 @@ pub(crate) struct Packing {
     /// Since when, how much, and how much in the span before that.
     recent: (Instant, u64, u64),
     refused_blocks: u64,
-    pub(crate) refused: VecDeque<Call>,
+    pub(crate) refused: VecDeque<(Call, Task)>,
 }
 
 impl Packing {
@@ -142,7 +142,7 @@ impl Packing {
         let ready_at = self.ready_at(ahead_ns);
         if is_too_much || ready_at.is_none_or(|at| at >= job.until) {
             self.refused_blocks += job.count();
-            return self.refused.push_back(job.call);
+            return self.refused.push_back((job.call, job.task));
         }
         self.waiting.entry(job.call.volume).or_default().push_back(job);
     }
@@ -276,8 +276,8 @@ mod tests {
 
     fn job(volume: u64, token: u64, blocks: usize, until: Instant) -> Job {
         let blocks = vec![Buf::copy_from(&vec![0; blocks * BLOCK_BYTES])];
-        let way = Way { codec: Codec::Lz4, is_sealed: false };
-        Job { call: Call { volume: Token(volume), token }, way, blocks, until }
+        let task = Task::Pack(Way { codec: Codec::Lz4, is_sealed: false });
+        Job { call: Call { volume: Token(volume), token }, task, blocks, until }
     }
 
     /// A worker that takes so long for a block, and volumes that ask for a job every millisecond each, and wait so long.
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_volume_that_packs_little_is_not_refused_beside_one_that_packs_much() {
         let mut run = Run::new(SHARE, Duration::from_micros(8));
-        let few = |packing: &Packing| packing.refused.iter().filter(|call| call.volume == Token(2)).count();
+        let few = |packing: &Packing| packing.refused.iter().filter(|(call, _)| call.volume == Token(2)).count();
         let mut refused = 0;
         for n in 0..200 {
             run.pass(20, &[(1, 256)], true, ms(50));
@@ -387,7 +387,7 @@ mod tests {
         }
         assert!(packing.credit == -10_000_000 && packing.refused.is_empty());
         packing.ask(now, job(1, 20, 1000, now + ms(50)));
-        assert_eq!(packing.refused.pop_front(), Some(Call { volume: Token(1), token: 20 }));
+        assert_eq!(packing.refused.pop_front().map(|(call, _)| call), Some(Call { volume: Token(1), token: 20 }));
         packing.ask(now, job(1, 21, 1000, now + ms(5_000)));
         assert!(packing.next(now).is_none());
         let at = packing.next_deadline().expect("one waits");

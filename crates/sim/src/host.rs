@@ -8,7 +8,7 @@ use crate::world::{Happening, Machine, MachineAt, Output, World};
 use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
-use holdfast_volume::{Effect, Event, Target, Way, pack_blocks};
+use holdfast_volume::{Effect, Event, Target, Task};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -309,8 +309,12 @@ impl<M: Machine> World<M> {
                 self.trace.event(self.now, &words, || format!("{at:?} replies {reply:?}"));
                 self.outputs.push_back(Output::Reply { at, reply });
             }
+            Effect::Talk { to, talk } => {
+                self.trace.event(self.now, &[28], || format!("{at:?} tells {to:?} {talk:?}"));
+                self.outputs.push_back(Output::Talk { at, to, talk });
+            }
             Effect::Meta { token, request } => self.call_meta(at, token, request),
-            Effect::Pack { job, way, blocks, .. } => self.pack_later(at, job, way, &blocks),
+            Effect::Work { job, task, blocks, .. } => self.work_later(at, job, &task, &blocks),
             Effect::Reconnect { node } => {
                 if let Some(conn) = self.net.current(at.host, node.0 as usize - 1) {
                     self.drop_connection(conn);
@@ -323,24 +327,31 @@ impl<M: Machine> World<M> {
         }
     }
 
-    /// Blocks are packed at once, and that is told when a worker could have done it: mostly soon, at times too late.
-    fn pack_later(&mut self, at: MachineAt, job: u64, way: Way, blocks: &[Buf]) {
-        let packed = pack_blocks(way, blocks);
+    /// The work is done at once, and that is told when a worker could have done it: mostly soon, at times too late.
+    fn work_later(&mut self, at: MachineAt, job: u64, task: &Task, blocks: &[Buf]) {
+        let outcome = task.work(blocks);
+        let event = Event::Worked { job, outcome };
         let us_max = if self.prng.chance(50) { 80_000 } else { 8_000 };
-        let due = self.now + Duration::from_micros(self.prng.between(50, us_max));
+        let after = Duration::from_micros(self.prng.between(50, us_max));
+        self.tell_later(at, after, event);
+    }
+
+    /// A machine hears of something after a while, if it is still there.
+    pub fn tell_later(&mut self, at: MachineAt, after: Duration, event: Event) {
+        let due = self.now + after;
         let number = self.packing.begun;
         self.packing.begun += 1;
         let by = (at, self.hosts[at.host].generation);
-        self.packing.ends.insert(number, (by, Event::Packed { job, packed }));
-        self.schedule(due, Happening::Packed { number });
+        self.packing.ends.insert(number, (by, event));
+        self.schedule(due, Happening::Worked { number });
     }
 
     /// A process that is stopped hears of it later, one that was started since does not.
-    pub(crate) fn packed(&mut self, number: u64) {
+    pub(crate) fn worked(&mut self, number: u64) {
         let ((at, generation), _) = self.packing.ends[&number];
         let host = &self.hosts[at.host];
         if host.paused {
-            return self.schedule(self.now + Duration::from_millis(1), Happening::Packed { number });
+            return self.schedule(self.now + Duration::from_millis(1), Happening::Worked { number });
         }
         let is_there = host.generation == generation;
         let (_, event) = self.packing.ends.remove(&number).expect("just seen");

@@ -283,6 +283,7 @@ impl LedgerRun {
             | Output::Notice { .. }
             | Output::NodeNote { .. }
             | Output::Probed { .. }
+            | Output::Talk { .. }
             | Output::Meta { .. } => {}
         }
     }

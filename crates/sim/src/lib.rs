@@ -8,6 +8,7 @@
 pub mod checker;
 pub mod cluster;
 pub mod disk;
+mod domain;
 pub mod faults;
 pub mod grid;
 mod groups;

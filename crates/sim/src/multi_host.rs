@@ -509,7 +509,7 @@ impl MultiHost {
             Effect::Log { text, .. } => self.trace(&[46, host as u64], || format!("h{host}: {text}")),
             Effect::Done { .. } | Effect::News { .. } => {}
             Effect::Sibling { .. } => unreachable!("a host of one reactor"),
-            Effect::Send { .. } | Effect::Meta { .. } | Effect::Pack { .. } | Effect::Reconnect { .. } => {
+            Effect::Send { .. } | Effect::Meta { .. } | Effect::Work { .. } | Effect::Reconnect { .. } => {
                 unreachable!("the world has taken calls out")
             }
         }

@@ -100,6 +100,8 @@ pub struct Plan {
     pub clones_max: usize,
     /// Most separate clones in a run, and clones of these.
     pub separate_max: usize,
+    /// There is a sharing domain: a store, and two volumes that often hold the same.
+    pub sharing: bool,
     /// Groups of snapshots are taken now and then.
     pub groups: bool,
     /// Disks are drained now and then.
@@ -196,6 +198,7 @@ impl Plan {
             snapshots_max: *Prng::new(seed ^ 0x0a11).pick(&[0, 0, 1, 3]),
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             separate_max: *Prng::new(seed ^ 0xfa31).pick(&[0, 0, 2, 4]),
+            sharing: Prng::new(seed ^ 0x5a4e).chance(300),
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
@@ -255,6 +258,10 @@ impl Plan {
         plan.groups &= plan.snapshots_max > 0 && plan.profile != Profile::Full;
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
             plan.separate_max = 0;
+        }
+        plan.sharing &= plan.profile != Profile::Full && !plan.encrypted && !plan.loses_metadata;
+        if plan.sharing {
+            plan.disk_bytes += 12 * plan.volume_bytes;
         }
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.

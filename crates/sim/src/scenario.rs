@@ -33,7 +33,7 @@ impl Setup {
         plan.seed = seed;
         plan.profile = Profile::Calm;
         (plan.snapshots_max, plan.clones_max, plan.separate_max) = (0, 4, 0);
-        (plan.groups, plan.drains, plan.relayouts, plan.local) = (false, false, false, false);
+        (plan.groups, plan.drains, plan.relayouts, plan.local, plan.sharing) = (false, false, false, false, false);
         (plan.tiers, plan.media) = (Tiers::default(), Vec::new());
         (plan.read_cache_per_mille, plan.node_reactors) = (0, 1);
         plan.layout = Layout::Mirror { copies: 2 };
@@ -323,6 +323,42 @@ impl Cluster {
 
     pub fn write_member(&mut self, member: usize, block: u64, blocks: u64) {
         self.ask_member(member, What::Write(0), block, blocks);
+    }
+
+    /// A store, whose domain others are put into.
+    pub fn store(&mut self) -> usize {
+        let store = self.run.create_fresh(true);
+        self.until("the store is open", |s| s.run.is_member_open(store));
+        store
+    }
+
+    /// A volume of its own in that domain, as large as the first one.
+    pub fn member_of(&mut self, store: usize) -> usize {
+        let member = self.run.create_fresh(false);
+        self.run.put_into_domain(member, store);
+        self.until("the member is open", |s| s.run.is_member_open(member));
+        member
+    }
+
+    /// Writes the same as in any other volume that is written there as that version.
+    pub fn write_member_as(&mut self, member: usize, block: u64, blocks: u64, version: u32) {
+        self.ask_member(member, What::Write(version), block, blocks);
+    }
+
+    /// The member's host goes, and with it whoever had other volumes there.
+    pub fn crash_owner_of(&mut self, member: usize) {
+        let at = self.run.member_at(member).expect("a member that is open");
+        self.crash_host(at.host);
+    }
+
+    /// Waits until somebody has it open.
+    pub fn until_open(&mut self, member: usize) {
+        self.until("the member is open", |s| s.run.is_member_open(member));
+    }
+
+    /// Blocks that a member has named in its store, since it was opened.
+    pub fn shared_blocks(&self, member: usize) -> u64 {
+        self.run.shared_blocks(member)
     }
 
     /// Reads all of a separate clone.

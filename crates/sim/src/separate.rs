@@ -34,6 +34,9 @@ const TOKENS: u64 = 1 << 40;
 /// Versions that members' guests write; those of the volume's guests are lower.
 const VERSIONS: Version = 1 << 31;
 
+/// Versions that members of a domain write.
+const ALIKE: Version = 3 << 30;
+
 /// What a sector may hold.
 #[derive(Clone, Debug)]
 enum Sector {
@@ -78,6 +81,28 @@ struct Member {
     snapshot: Option<(String, Option<Vec<Sector>>)>,
     /// What it said last that it names.
     record: Option<SegmentRanges>,
+    /// It has no guest: others share its content.
+    is_store: bool,
+    /// The store of its domain.
+    store: Option<usize>,
+}
+
+impl Member {
+    fn new(stage: Stage, origin: usize, layer: Option<ObjectId>, sectors: Vec<Sector>) -> Member {
+        Member {
+            stage,
+            origin,
+            layer,
+            sectors,
+            initial: BTreeMap::new(),
+            pending: None,
+            at: None,
+            snapshot: None,
+            record: None,
+            is_store: false,
+            store: None,
+        }
+    }
 }
 
 pub(crate) struct SeparateClones {
@@ -91,7 +116,7 @@ pub(crate) struct SeparateClones {
     next_name: u32,
 }
 
-fn id_of(number: usize) -> VolumeId {
+pub(crate) fn id_of(number: usize) -> VolumeId {
     VolumeId(VOLUME.0 + 0x1_0000 * number as u128)
 }
 
@@ -119,6 +144,30 @@ impl SeparateClones {
 
     fn get(&mut self, number: usize) -> &mut Member {
         &mut self.members[number - 1]
+    }
+
+    /// A volume of its own with nothing in it; returns its number.
+    pub(crate) fn add_fresh(&mut self, size_bytes: u64, is_store: bool) -> usize {
+        let sectors = vec![Sector::Known(vec![0]); (size_bytes / SECTOR) as usize];
+        self.members.push(Member { is_store, ..Member::new(Stage::Made, 0, None, sectors) });
+        self.members.len()
+    }
+
+    pub(crate) fn any_host(&mut self, hosts: usize) -> usize {
+        self.prng.below(hosts as u64) as usize
+    }
+
+    pub(crate) fn set_store(&mut self, number: usize, store: usize) {
+        self.get(number).store = Some(store);
+    }
+
+    pub(crate) fn at_of(&self, volume: VolumeId) -> Option<MachineAt> {
+        self.live().find(|(number, _)| id_of(*number) == volume).and_then(|(_, member)| member.at)
+    }
+
+    /// Whether a message is lost, as so many of a thousand are, and how long it takes.
+    pub(crate) fn fate_of_talk(&mut self, lost: u32) -> (bool, u64) {
+        (self.prng.chance(lost), self.prng.between(30, 4_000))
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Member)> {
@@ -199,24 +248,18 @@ impl Run {
         layer: Option<ObjectId>,
         sectors: Vec<Sector>,
     ) -> usize {
-        self.separate.members.push(Member {
-            stage: Stage::Asked(at),
-            origin,
-            layer,
-            sectors,
-            initial: BTreeMap::new(),
-            pending: None,
-            at: None,
-            snapshot: None,
-            record: None,
-        });
+        self.separate.members.push(Member::new(Stage::Asked(at), origin, layer, sectors));
         let number = self.separate.members.len();
         if number == 1 {
-            self.world.wake_at(self.world.now() + PACE, WAKE_SEPARATE);
+            self.begin_separate_time();
         }
         let (dependent, name) = (id_of(number), format!("member{number}"));
         self.world.tell(at, Event::CreateDependent { head, snapshot, dependent, name, size_bytes: None });
         number
+    }
+
+    pub(crate) fn begin_separate_time(&mut self) {
+        self.world.wake_at(self.world.now() + PACE, WAKE_SEPARATE);
     }
 
     pub(crate) fn is_member_made(&self, number: usize) -> bool {
@@ -252,6 +295,9 @@ impl Run {
             self.world.tell(at, Event::Drain { devices: draining });
         }
         self.separate.machines.insert(at, number);
+        if let Some(store) = self.separate.members[number - 1].store {
+            self.world.tell(at, Event::SetSharing { store: id_of(store) });
+        }
         let member = self.separate.get(number);
         // What the old owner was asked for may happen or not.
         (member.at, member.pending) = (Some(at), None);
@@ -262,9 +308,12 @@ impl Run {
 
     /// A request to a member that has none under way.
     pub(crate) fn ask_member(&mut self, number: usize, what: What, offset: u64, len: u64) {
+        let version = match what {
+            What::Write(version) if version > 0 => version,
+            _ => self.separate.next_version,
+        };
         let token = RequestToken(self.separate.next_token);
         self.separate.next_token += 1;
-        let version = self.separate.next_version;
         let member = self.separate.get(number);
         let at = member.at.expect("a member that somebody has open");
         assert!(member.pending.is_none(), "a member is asked for one thing at a time");
@@ -298,6 +347,9 @@ impl Run {
         }
         let member = self.separate.get(number);
         (member.stage, member.at, member.pending) = (Stage::Gone, None, None);
+        if member.store.is_some() {
+            self.delete_root(number);
+        }
     }
 
     // ---- what comes back ----
@@ -405,7 +457,7 @@ impl Run {
             if self.separate.get(number).at.is_none() {
                 let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
                 self.open_member(number, host);
-            } else if !healing && self.separate.max > 0 {
+            } else if !healing && (self.separate.max > 0 || self.plan.sharing) {
                 self.act_on_member(number);
             }
         }
@@ -448,6 +500,13 @@ impl Run {
     fn act_on_member(&mut self, number: usize) {
         let size = self.guests.size_bytes();
         let draw = self.separate.prng.below(1000);
+        if self.separate.members[number - 1].is_store {
+            if draw < 30 {
+                let host = self.separate.any_host(self.world.hosts.len());
+                self.open_member(number, host);
+            }
+            return;
+        }
         let is_origin = self.separate.live().any(|(_, member)| member.origin == number)
             || self.separate.members.iter().any(|m| m.origin == number && matches!(m.stage, Stage::Asked(_)));
         if draw < 8 && !is_origin {
@@ -470,8 +529,11 @@ impl Run {
             // What is asked for now might be part of the snapshot or not.
             (_, Some((_, None))) => {}
             _ => {
+                let is_alike = self.separate.get(number).store.is_some();
                 let what = match self.separate.prng.below(10) {
                     0..5 => What::Read,
+                    // Of few versions, so that others hold the same.
+                    5..9 if is_alike => What::Write(ALIKE + self.separate.prng.below(2) as Version),
                     5..9 => What::Write(0),
                     _ => What::Discard,
                 };
@@ -533,6 +595,10 @@ impl Run {
     pub(crate) fn read_members_back(&mut self) -> Result<(), String> {
         let live: Vec<usize> = self.separate.live().map(|(number, _)| number).collect();
         for number in live {
+            if self.separate.members[number - 1].is_store {
+                self.check_member_leaks(number)?;
+                continue;
+            }
             self.read_member(number)?;
             let member = &self.separate.members[number - 1];
             let content = member.layer.and_then(|layer| self.guests.content_so_far(layer));

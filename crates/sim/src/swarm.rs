@@ -223,6 +223,9 @@ impl Run {
             failure: None,
         };
         run.open(0);
+        if run.plan.sharing {
+            run.begin_domain();
+        }
         run
     }
 
@@ -236,6 +239,7 @@ impl Run {
         config.map_cache_bytes_max = plan.map_cache_bytes;
         config.segment_payload_bytes = plan.segment_bytes;
         config.direct_bytes_min = plan.direct_bytes;
+        config.share_run_min = 2;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);
@@ -328,6 +332,7 @@ impl Run {
             Output::Wake(WAKE_GROUP) => self.on_group_time(),
             Output::Wake(WAKE_SEPARATE) => self.on_separate_time(self.healing),
             Output::Wake(key) if key >= WAKE_HOST => self.host_is_back((key - WAKE_HOST) as usize),
+            Output::Talk { at, to, talk } => self.on_talk(at, to, talk),
             Output::Wake(_) | Output::Meta { .. } => {}
         }
     }

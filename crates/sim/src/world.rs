@@ -16,7 +16,8 @@ use crate::node::{NodeAsk, NodeProc};
 use crate::secrecy::Encryptions;
 use crate::shards::ShardWitness;
 use crate::trace::Trace;
-use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng};
+use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng, VolumeId};
+use holdfast_format::talk::Talk;
 use holdfast_format::wire::Reply;
 use holdfast_store as store;
 use holdfast_volume::{Effect, Encryption, Event, Notice, Turn};
@@ -87,6 +88,12 @@ pub enum Output {
         reply: Reply,
         payload: Buf,
     },
+    /// What a machine tells whoever has another volume open.
+    Talk {
+        at: MachineAt,
+        to: VolumeId,
+        talk: Box<Talk>,
+    },
     /// What a machine asks the metadata store, where that is not this world's ([`World::meta_is_elsewhere`]).
     Meta {
         at: MachineAt,
@@ -146,7 +153,7 @@ pub(crate) enum Happening {
         to: usize,
     },
     /// Blocks that a machine of a host wanted to be packed are.
-    Packed {
+    Worked {
         number: u64,
     },
     HostTick {
@@ -299,7 +306,7 @@ impl<M: Machine> World<M> {
             Happening::NodeTick { node, generation, reactor, due } => self.node_tick(node, generation, reactor, due),
             Happening::Told { node, generation, from, to } => self.node_told(node, generation, from, to),
             Happening::HostTick { at, due } => self.host_tick(at, due),
-            Happening::Packed { number } => self.packed(number),
+            Happening::Worked { number } => self.worked(number),
             Happening::MetaArrives { call } => self.meta_arrives(call),
             Happening::MetaApplies { call } => self.meta_applies(call),
             Happening::MetaAnswers { call } => self.meta_answers(call),

@@ -2,7 +2,7 @@
 
 use crate::care::Sharing;
 use crate::map::{CloneInfo, Snapshot};
-use crate::segment::units::{NotPacked, PackedPayload, Way};
+use crate::segment::task::{Task, Worked};
 use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
@@ -15,6 +15,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
+use holdfast_format::talk::Talk;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, Reply, Request};
 use holdfast_stages::Spans;
@@ -61,6 +62,8 @@ pub struct Config {
     pub segment_payload_bytes: u32,
     /// How long rests what looks for blocks to make smaller. Guests that have asked for nothing for so long are away.
     pub repack_every: Duration,
+    /// Of a sharing domain's store: shorter runs of blocks that are alike are not worth a place of their own in the map.
+    pub share_run_min: u32,
     /// A write at least this long becomes a segment directly.
     pub direct_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
@@ -110,6 +113,7 @@ impl Config {
             read_ahead_after_blocks: 128,
             segment_payload_bytes: 4 << 20,
             repack_every: Duration::from_secs(10),
+            share_run_min: 8,
             direct_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,
@@ -158,6 +162,10 @@ holdfast_base::mutations! {
         fold_keeps_old_counts,
         /// What the overlay hides is counted with every write over it.
         hides_twice,
+        /// Rule 28: a store frees what was withdrawn on lists that members made before.
+        frees_on_any_list,
+        /// Rule 28: blocks of an offer are named that was made before the catalogue's last state.
+        takes_old_offers,
         /// Rule 19: segments are freed although a volume that was made of this one names them.
         forgets_dependents,
         /// Groups of snapshots: answers are told while they should be held back.
@@ -186,10 +194,10 @@ pub enum Event {
     Preload,
     /// Destage everything, checkpoint, and stop (a clean close).
     Close,
-    /// What came of [`Effect::Pack`].
-    Packed {
+    /// What came of [`Effect::Work`].
+    Worked {
         job: u64,
-        packed: Result<PackedPayload, NotPacked>,
+        outcome: Worked,
     },
     Request {
         target: Target,
@@ -259,6 +267,15 @@ pub enum Event {
     /// What others own of the room that nodes have, and have not used yet; instead of what was told before.
     SetAside {
         claims: Vec<Claim>,
+    },
+    /// The volume is to be in the sharing domain of that store.
+    SetSharing {
+        store: VolumeId,
+    },
+    /// Of the owner of another volume; see [`Effect::Talk`].
+    Talk {
+        from: VolumeId,
+        talk: Box<Talk>,
     },
     /// Change the volume's size.
     Resize {
@@ -367,11 +384,10 @@ pub enum Effect {
         token: RequestToken,
         spans: Spans,
     },
-    /// Pack these blocks with [`pack_blocks`](crate::pack_blocks), on another thread if there is one, and tell by
-    /// [`Event::Packed`].
-    Pack {
+    /// Do this with these blocks, on another thread if there is one, and tell by [`Event::Worked`].
+    Work {
         job: u64,
-        way: Way,
+        task: Task,
         blocks: Vec<Buf>,
         /// What comes later is not waited for.
         until: Instant,
@@ -379,6 +395,11 @@ pub enum Effect {
     Meta {
         token: u64,
         request: MetaRequest,
+    },
+    /// To whoever has that volume open, if anybody has: it may be lost, and what it says be of no use any more.
+    Talk {
+        to: VolumeId,
+        talk: Box<Talk>,
     },
     /// The connection has been silent for too long: drop it and connect again. `NodeDown` and `NodeUp` follow.
     Reconnect {
@@ -552,6 +573,8 @@ pub struct Status {
     pub mapped_blocks: u64,
     /// Of its own.
     pub segment_count: u64,
+    /// Blocks that were named in a store since the volume was opened; of a store, that were copied into it.
+    pub shared_blocks: u64,
     /// Segments with a shard on a device that is out, with fewer shards than their layout wants, or of a layout that is
     /// narrower than the volume's.
     pub degraded_segments: u64,

@@ -68,9 +68,9 @@ impl Basis {
         no.of(self.root().owner_of(no))
     }
 
-    /// Whether a segment is an origin's.
+    /// Whether a segment is an origin's, or a store's.
     pub(crate) fn is_foreign(&self, no: SegmentNo) -> bool {
-        no < self.root().first_own()
+        !self.root().own_numbers().contains(no)
     }
 }
 

@@ -25,9 +25,7 @@
 pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Target};
 use crate::basis::Basis;
-use crate::care::{
-    Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, VICTIMS_MAX, Walk, Walked, Wrong, blocks_max,
-};
+use crate::care::{Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, Walk, Walked, Wrong};
 use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
 use crate::io::read_ahead::ReadAhead;
@@ -45,13 +43,12 @@ use crate::owner::recovery::Preloaded;
 use crate::owner::root::{Resizer, RootWriter};
 use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
 use crate::rest::{Rest, TICK_REST};
+use crate::segment::Segments;
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
 use crate::segment::direct::{DirectRun, DirectWrites};
 use crate::segment::encrypt::Encryption;
 use crate::segment::fetch::{self, FetchError, Fetcher, Recipient, Wanted};
-use crate::segment::named::granules_of;
 use crate::segment::writer::{self, Aim, JobKind, Put, SegmentWriter, Wish, Written};
-use crate::segment::{Named, Segments};
 use crate::sharing::segments::SharedSegments;
 use crate::sharing::snapshots::Changes;
 use crate::space::claims::Claim;
@@ -212,7 +209,7 @@ impl Controller {
             Event::Open => self.begin_opening(out),
             Event::Preload => self.begin_preload(out),
             Event::Close => self.begin_closing(out),
-            Event::Packed { job, packed } => self.on_packed(Token(job), packed, out),
+            Event::Worked { job, outcome } => self.on_worked(job, outcome, out),
             Event::Request { target, request } => self.on_request(target, request, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
@@ -230,6 +227,8 @@ impl Controller {
                 self.create_dependent((head, snapshot), (dependent, name), size_bytes, out);
             }
             Event::Dependent { volume, names } => self.on_dependent(volume, names),
+            Event::SetSharing { store } => self.on_set_sharing(store),
+            Event::Talk { from, talk } => self.on_talk(from, *talk, out),
             Event::Devices { node, devices } => self.on_devices(node, devices, out),
             Event::Drain { devices } => self.on_drain(devices, out),
             Event::Change(change) if self.state != State::Open => {
@@ -284,6 +283,7 @@ impl Controller {
             && self.is_destaged()
             && !self.checkpointer.is_looking()
             && self.care.is_at_rest()
+            && self.shared.domain.is_at_rest()
             && self.peers.is_settled()
             && !self.lacks_copy()
             && !self.room.is_wanted()
@@ -396,7 +396,7 @@ impl Controller {
     /// As before anything was loaded.
     pub(crate) fn forget_map(&mut self) {
         self.map.forget_all();
-        self.segments.reset(self.basis.root().first_own());
+        self.segments.reset(self.basis.root().own_numbers());
     }
 
     // ---- care ----
@@ -627,7 +627,7 @@ impl Controller {
                 checkpointer.on_runs_durable(around, part, id.into());
             }),
             JobKind::Dependent { part, .. } => self.on_dependent_durable(id, part, geometry, &homes),
-            JobKind::Destage { .. } | JobKind::Clean { .. } | JobKind::Direct { .. } => {
+            JobKind::Destage { .. } | JobKind::Clean { .. } | JobKind::Direct { .. } | JobKind::Gather { .. } => {
                 unreachable!("data has a commit record")
             }
         }
@@ -643,6 +643,7 @@ impl Controller {
             }
             JobKind::Clean { .. } => self.on_cleaned(blocks, payload_bytes, out),
             JobKind::Direct { writes } => self.on_direct_ended(writes, None, out),
+            JobKind::Gather { id } => self.on_gathered(id, out),
             JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {
                 unreachable!("the writer has seen to that")
             }
@@ -677,6 +678,10 @@ impl Controller {
                 JobKind::Clean { aim } => {
                     self.writer.give_up(job);
                     self.on_clean_refused(aim);
+                }
+                JobKind::Gather { id } => {
+                    self.writer.give_up(job);
+                    self.shared.domain.store.on_refused(id);
                 }
                 JobKind::Direct { .. } | JobKind::Leaves | JobKind::Runs { .. } | JobKind::Dependent { .. } => {}
             }
@@ -853,46 +858,31 @@ impl Controller {
         // In turn, but where the first tier is about to overflow.
         let rotates_first = !self.care.cleaner.has_rotated() || self.rotation.is_full(self.topology());
         let (first, second) = if rotates_first { (Aim::Rotation, Aim::Room) } else { (Aim::Room, Aim::Rotation) };
-        for aim in [Some(first), Some(second), self.packs_at_rest().map(Aim::Packing)].into_iter().flatten() {
-            let victims = match aim {
-                Aim::Room => {
-                    let (care, mut around) = self.care();
-                    care.cleaner.take_dead(&mut around, &care.repairer)
-                }
-                Aim::Rotation => self.take_leaving(),
-                Aim::Packing(codec) => self.take_unpacked(codec),
+        for aim in [first, second] {
+            let victims = if aim == Aim::Rotation {
+                self.take_leaving()
+            } else {
+                let (care, mut around) = self.care();
+                care.cleaner.take_dead(&mut around, &care.repairer)
             };
             if !victims.is_empty() {
-                let (care, mut around) = self.care();
-                return care.cleaner.begin_pass(&mut around, victims, aim, out);
+                return self.begin_pass(victims, aim, out);
             }
+        }
+        // What is named elsewhere need not be packed.
+        if let Some((no, aim)) = self.next_sharing_pass() {
+            return self.begin_pass(vec![no], aim, out);
+        }
+        let Some(codec) = self.packs_at_rest() else { return };
+        let victims = self.take_unpacked(codec);
+        if !victims.is_empty() {
+            self.begin_pass(victims, Aim::Packing(codec), out);
         }
     }
 
-    /// The oldest segments of the first tier, if some are to leave it.
-    fn take_leaving(&mut self) -> Vec<SegmentNo> {
-        let guests_rest = !self.guests_are_at_work();
-        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
-        let cleaner = &self.care.cleaner;
-        let there = || -> Vec<SegmentNo> {
-            let found = self.survey.look(topology, segments);
-            found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
-        };
-        self.rotation.measure(topology, segments, there, self.writer.placed_data());
-        if self.room.is_wanted() || !self.rotation.is_due(topology, guests_rest) {
-            return Vec::new();
-        }
-        if !self.rotation.is_full(topology) && !self.may_move_data(Need::Choice) {
-            return Vec::new();
-        }
-        let payload_bytes = u64::from(self.basis.config.segment_payload_bytes);
-        let room = Named { size: granules_of(payload_bytes), blocks: blocks_max(payload_bytes) };
-        let readable = || {
-            let mut found = there();
-            found.retain(|no| !cleaner.is_unreadable(*no));
-            found
-        };
-        self.rotation.take_oldest(topology, segments, room, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+    fn begin_pass(&mut self, victims: Vec<SegmentNo>, aim: Aim, out: Out) {
+        let (care, mut around) = self.care();
+        care.cleaner.begin_pass(&mut around, victims, aim, out);
     }
 
     fn ask_header(&mut self, pass: u64, victim: usize, out: Out) {
@@ -924,6 +914,9 @@ impl Controller {
         match looked {
             Looked::On => self.care.cleaner.slice_by(Some(self.basis.next_slice_at())),
             Looked::Needs(leaves) => self.load_leaves(&leaves, LeafWaiter::Cleaner, out),
+            Looked::All if let Some((aim, runs)) = self.care.cleaner.found_live() => {
+                self.on_live_found(aim, &runs, out)
+            }
             Looked::All => {
                 let (care, mut around) = self.care();
                 care.cleaner.begin_reading(&mut around, &care.repairer);
@@ -952,6 +945,7 @@ impl Controller {
             Read::Nothing => {}
             Read::On => self.read_live(out),
             Read::All(work) => self.write_segment(work, out),
+            Read::Seen(runs, blocks) => self.on_seen(runs, &blocks, out),
         }
     }
 
@@ -1464,6 +1458,7 @@ impl Controller {
         self.drive_scrub(out);
         self.drive_audit();
         self.drive_look(out);
+        self.drive_domain(out);
         self.drive_root(out);
         self.drive_copies(out);
     }
@@ -1483,11 +1478,12 @@ impl Controller {
         self.loader.verify();
         self.checkpointer.verify(&self.segments);
         self.direct.verify();
+        self.shared.domain.verify();
         if self.basis.is_known() {
             self.survey.verify(self.topology(), &self.segments);
             assert_eq!(
-                self.segments.first_own(),
-                self.root().first_own(),
+                self.segments.own_numbers(),
+                self.root().own_numbers(),
                 "the table knows which segments are its own"
             );
         }

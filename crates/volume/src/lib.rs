@@ -30,6 +30,7 @@ pub use io::quiesce;
 pub use map::{CloneInfo, Snapshot};
 pub use owner::root::FEATURES_SERVED;
 pub use segment::encrypt::Encryption;
+pub use segment::task::{Task, Worked};
 pub use segment::units::{NotPacked, PackedPayload, Way, pack_blocks};
 pub use sharing::group::{GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Why};
 pub use space::claims::Claim;

@@ -168,7 +168,7 @@ impl Shell {
                 let ticket = self.meta_calls.insert(call);
                 self.meta.service.request(MetaTicket(ticket.0), request);
             }
-            Effect::Pack { call, way, blocks } => self.packers.pack(call, way, blocks),
+            Effect::Work { call, task, blocks } => self.packers.work(call, task, blocks),
             Effect::Reconnect { node } => self.links.reconnect(now, node, io),
             Effect::Abort { to, why } => self.on_client_aborted(to, why.as_deref(), io),
             // NBD has no word for news: clients see a new size when they connect anew, and errors say the rest.
@@ -295,8 +295,8 @@ impl Shell {
                 self.host.handle(now, HostEvent::Meta { call, reply }, &mut self.effects);
             }
         }
-        for (call, packed, cpu) in self.packers.packed.drain() {
-            self.host.handle(now, HostEvent::Packed { call, packed, cpu }, &mut self.effects);
+        for (call, outcome, cpu) in self.packers.done.drain() {
+            self.host.handle(now, HostEvent::Worked { call, outcome, cpu }, &mut self.effects);
         }
         for command in self.commands.drain() {
             self.on_command(now, command, io);

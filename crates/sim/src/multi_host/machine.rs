@@ -3,7 +3,7 @@
 use crate::world::Machine;
 use holdfast_base::{Effects, Instant, NodeId, Slab, Token};
 use holdfast_host::{Call, Effect, Event, Host};
-use holdfast_volume::{Effect as VolumeEffect, Event as VolumeEvent, NotPacked, PackedPayload};
+use holdfast_volume::{Effect as VolumeEffect, Event as VolumeEvent, Worked};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -42,10 +42,10 @@ impl HostMachine {
                     let token = self.calls.insert((None, call)).0;
                     out.push(VolumeEffect::Meta { token, request });
                 }
-                Effect::Pack { call, way, blocks } => {
+                Effect::Work { call, task, blocks } => {
                     let job = self.calls.insert((None, call)).0;
                     // The host has seen to when; the world tells of it at some time.
-                    out.push(VolumeEffect::Pack { job, way, blocks, until: Instant(u64::MAX) });
+                    out.push(VolumeEffect::Work { job, task, blocks, until: Instant(u64::MAX) });
                 }
                 Effect::Reconnect { node } => out.push(VolumeEffect::Reconnect { node }),
                 wish => self.wishes.push_back(wish),
@@ -74,7 +74,7 @@ impl HostMachine {
                 Event::Node { node, call: call(token)?, reply, payload }
             }
             VolumeEvent::Meta { token, reply } => Event::Meta { call: call(token)?, reply },
-            VolumeEvent::Packed { job, packed } => Event::Packed { call: call(job)?, cpu: cpu_of(&packed), packed },
+            VolumeEvent::Worked { job, outcome } => Event::Worked { call: call(job)?, cpu: cpu_of(&outcome), outcome },
             VolumeEvent::Tick => Event::Tick,
             other => unreachable!("the world tells a host no such thing: {other:?}"),
         })
@@ -82,8 +82,11 @@ impl HostMachine {
 }
 
 /// As much as a block takes, and now and then far more.
-fn cpu_of(packed: &Result<PackedPayload, NotPacked>) -> Duration {
-    let blocks = packed.as_ref().map_or(100, |packed| packed.lengths.len());
+fn cpu_of(outcome: &Worked) -> Duration {
+    let blocks = match outcome {
+        Worked::Packed(packed) => packed.as_ref().map_or(100, |packed| packed.lengths.len()),
+        Worked::Printed(prints) => prints.as_ref().map_or(0, |prints| prints.len() as u64),
+    };
     Duration::from_micros(blocks * if blocks.is_multiple_of(7) { 100 } else { 8 })
 }
 

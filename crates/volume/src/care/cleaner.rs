@@ -95,15 +95,38 @@ impl Index {
     }
 }
 
-#[derive(Debug)]
-struct Move {
-    key: u64,
-    segment: SegmentNo,
-    stored: Stored,
-    crcs: Crcs,
+/// A run of blocks that the map names: the first one's key, and where they lie.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveRun {
+    pub(crate) key: u64,
+    pub(crate) segment: SegmentNo,
+    pub(crate) stored: Stored,
+    pub(crate) crcs: Crcs,
 }
 
-impl Move {
+impl LiveRun {
+    /// Of what a look-up gives: nothing, where that is in no segment.
+    pub(crate) fn of(key: u64, place: Place) -> Option<LiveRun> {
+        let Place::Segment { segment, stored, crcs } = place else { return None };
+        Some(LiveRun { key, segment, stored, crcs })
+    }
+
+    pub(crate) fn blocks(&self) -> u64 {
+        self.crcs.as_slice().len() as u64
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        matches!(self.stored, Stored::Packed { .. })
+    }
+
+    /// Where each block lies: blocks of the payload, or granules. Unique in its segment.
+    pub(crate) fn positions(&self) -> Vec<u32> {
+        match &self.stored {
+            Stored::Plain { block } => (*block..).take(self.blocks() as usize).collect(),
+            Stored::Packed { granule, lengths } => lengths.units_after(*granule).map(|unit| unit.start).collect(),
+        }
+    }
+
     /// Nothing of it is compressed.
     fn is_raw(&self) -> bool {
         match &self.stored {
@@ -200,6 +223,8 @@ pub(crate) enum Read {
     On,
     /// All is there, and is written.
     All(Work),
+    /// All is there, to be looked at.
+    Seen(Vec<LiveRun>, Vec<Buf>),
 }
 
 /// What a pass comes to.
@@ -221,7 +246,7 @@ struct Pass {
     /// Where leaves were missing first, and which.
     missing_at: Option<At>,
     missing: BTreeSet<LeafNo>,
-    moves: Vec<Move>,
+    moves: Vec<LiveRun>,
     /// The pieces to move, in the order of moves.
     parts: Vec<Part>,
     /// What of them nobody has asked for yet.
@@ -282,7 +307,7 @@ impl Pass {
                         && segment == no
                         && stored == written.slice(offset, piece.len)
                     {
-                        self.moves.push(Move { key: piece.start, segment, stored, crcs });
+                        self.moves.push(LiveRun { key: piece.start, segment, stored, crcs });
                     }
                 }
             }
@@ -586,7 +611,7 @@ impl Cleaner {
     /// Begins to clean these.
     pub(crate) fn begin_pass(&mut self, around: &mut Around<'_>, victims: Vec<SegmentNo>, aim: Aim, out: Out) {
         self.rotated = aim == Aim::Rotation;
-        self.has_passed_since_fold = true;
+        self.has_passed_since_fold |= aim.writes();
         let id = self.next_id;
         self.next_id += 1;
         let count = victims.len();
@@ -726,7 +751,8 @@ impl Cleaner {
             return;
         }
         // Blocks between units would each begin a block of the payload: cleaning would give back less than it takes.
-        pass.moves.sort_by_key(|m| (m.is_raw(), m.key));
+        let is_moved = pass.aim != Aim::Print;
+        pass.moves.sort_by_key(|m| (is_moved && m.is_raw(), m.key));
         for at in &pass.moves {
             let geometry = around.segments.get(at.segment).expect("a named segment is in the table").geometry;
             // Of what is damaged in several places, each block may be there, but not several at once.
@@ -779,7 +805,28 @@ impl Cleaner {
             self.give_up_pass(around);
             return Read::Nothing;
         }
+        if pass.aim == Aim::Print {
+            let blocks = pass.parts.iter_mut().map(|part| part.bytes.take().expect("all parts are there")).collect();
+            return Read::Seen(std::mem::take(&mut pass.moves), blocks);
+        }
         Read::All(self.written())
+    }
+
+    /// All that lives, for a pass that reads nothing of it: what for.
+    pub(crate) fn found_live(&mut self) -> Option<(Aim, Vec<LiveRun>)> {
+        let pass = self.pass.as_mut().filter(|pass| !pass.aim.reads())?;
+        pass.moves.sort_by_key(|m| m.key);
+        Some((pass.aim, std::mem::take(&mut pass.moves)))
+    }
+
+    /// A pass that moves nothing is over.
+    pub(crate) fn end_pass(&mut self, around: &mut Around<'_>) {
+        self.give_up_pass(around);
+    }
+
+    /// What the pass is for that is under way.
+    pub(crate) fn aim(&self) -> Option<Aim> {
+        self.pass.as_ref().map(|pass| pass.aim)
     }
 
     /// What lives, as a new segment.
@@ -796,7 +843,7 @@ impl Cleaner {
             }
         }
         if !as_units {
-            let stored_bytes: u64 = pass.moves.iter().map(Move::stored_bytes).sum();
+            let stored_bytes: u64 = pass.moves.iter().map(LiveRun::stored_bytes).sum();
             work.worth_bytes = Some(stored_bytes - stored_bytes / WORTH_PART);
         }
         let read = |part: &mut Part| part.bytes.take().expect("all parts are there");
@@ -851,7 +898,7 @@ impl Cleaner {
     /// The victims stay as they are, since they would take as much elsewhere: these.
     pub(crate) fn on_not_worth(&mut self, around: &mut Around<'_>) -> Vec<SegmentNo> {
         let victims = self.pass.iter().flat_map(|pass| &pass.victims).map(|victim| victim.no).collect();
-        let read_bytes: u64 = self.pass.iter().flat_map(|pass| &pass.moves).map(Move::stored_bytes).sum();
+        let read_bytes: u64 = self.pass.iter().flat_map(|pass| &pass.moves).map(LiveRun::stored_bytes).sum();
         around.charge_moved(read_bytes, Need::Choice);
         self.give_up_pass(around);
         victims
@@ -1052,7 +1099,7 @@ mod tests {
             let packed = Stored::Packed { granule: at * 64, lengths: StoredLengths::new([length]) };
             for (key, counter, stored) in [(2 * at, 1, Stored::Plain { block: at }), (2 * at + 1, 2, packed)] {
                 let crcs = Crcs::new(vec![key]);
-                pass.moves.push(Move { key: key.into(), segment: no(1, counter), stored, crcs });
+                pass.moves.push(LiveRun { key: key.into(), segment: no(1, counter), stored, crcs });
             }
         }
         rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));

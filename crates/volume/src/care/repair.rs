@@ -428,8 +428,9 @@ impl Repairer {
         while looked_at < count && search.among != Among::Nothing {
             let set = if search.among == Among::AtRisk { lacking.at_risk() } else { lacking.weak() };
             let mut last = self.searched_to[usize::from(search.among == Among::Weak)];
-            let from = last.map_or(Bound::Included(around.segments.first_own()), Bound::Excluded);
-            let mut next = set.range((from, Bound::Unbounded));
+            let own = around.segments.own_numbers();
+            let from = last.map_or(Bound::Included(own.first), Bound::Excluded);
+            let mut next = set.range((from, own.bound()));
             let mut was_all = false;
             while looked_at < count && !search.has_enough() && !was_all {
                 looked_at += 1;

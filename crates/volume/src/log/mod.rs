@@ -2,7 +2,6 @@
 //! other.
 
 pub(crate) mod append;
-pub(crate) mod apply;
 pub(crate) mod pressure;
 pub(crate) mod roll;
 pub(crate) mod window;

@@ -34,6 +34,8 @@ pub enum Done {
         shard: (SegmentNo, u8),
         former: Leg,
     },
+    /// A pass that moved nothing is over.
+    PassOver,
     /// These segments' shards may be deleted.
     Freed(Vec<SegmentNo>),
 }

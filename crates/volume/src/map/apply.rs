@@ -11,7 +11,7 @@ use crate::log::window::Log;
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn};
 use holdfast_format::packing::StoredLengths;
-use holdfast_format::record::{CommitExtent, SegmentCommit, Source};
+use holdfast_format::record::{CommitExtent, SegmentCommit, Share, SharedExtent, SharedRun, SharedSegment, Source};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -65,6 +65,29 @@ impl Map {
         }
     }
 
+    /// What a store has, too, is named there, where the map still names the source.
+    pub(crate) fn apply_share(&mut self, share: &Share, lsn: Lsn, accounts: &mut Accounts<'_>) {
+        for SharedSegment { segment, geometry, homes } in &share.segments {
+            // Of one that is named already it is known where it lies now.
+            if accounts.segments.get(*segment).is_none() {
+                let nothing_yet = SegmentInfo::new(Kind::Data, *geometry, homes.clone());
+                accounts.segments.insert(*segment, SegmentInfo { kept: true, ..nothing_yet });
+            }
+        }
+        for SharedExtent { key, blocks, source, segment, run, crcs } in &share.extents {
+            let stored = match run {
+                SharedRun::Plain { block } => Stored::Plain { block: *block },
+                SharedRun::Packed { granule, lengths } => {
+                    Stored::Packed { granule: *granule, lengths: lengths.clone() }
+                }
+            };
+            let now = Place::Segment { segment: *segment, stored, crcs: Crcs::new(crcs.as_slice()) };
+            let extent = CommitExtent { key: *key, blocks: *blocks, source: *source };
+            self.apply_extent(&extent, &now, lsn, accounts);
+        }
+    }
+
+    /// `now`: where the extent's blocks are from here on.
     fn apply_extent(&mut self, extent: &CommitExtent, now: &Place, lsn: Lsn, accounts: &mut Accounts<'_>) {
         let start = extent.key.0;
         for piece in self.overlay.pieces(start, u64::from(extent.blocks)) {

@@ -494,8 +494,9 @@ impl Checkpointer {
             let looked_at: Vec<SegmentNo> = around.segments.unseen_after(*last).take(CONDEMNED_AT_ONCE).collect();
             around.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
             for no in &looked_at {
+                let Some(kind) = around.segments.get(*no).map(|info| info.kind) else { continue };
                 let is_held = around.segments.is_unsettled(*no) || around.care.cleaner.is_victim(*no);
-                if !is_held && !around.shared.is_named(around.basis, *no) {
+                if !is_held && !around.shared.is_named(around.basis, *no, kind) {
                     self.condemn(*no, around);
                 }
             }
@@ -516,6 +517,14 @@ impl Checkpointer {
         // The last durable checkpoint still names it: exempt from clean-up until its free record is complete.
         around.segments.unsettle(no);
         self.condemned.insert(no, info.homes);
+    }
+
+    /// A store's segment is named again: it is not let go of after all. What is being written may say that it was.
+    pub(crate) fn on_named_again(&mut self, segments: &mut Segments, no: SegmentNo) {
+        let to_free = if let Stage::Freeing(condemned) = &mut self.stage { condemned.remove(&no) } else { None };
+        if to_free.or(self.condemned.remove(&no)).is_some() {
+            segments.settle(no);
+        }
     }
 
     /// Encodes what was captured, as much as a slice allows, and puts full payloads into segments.
@@ -575,7 +584,7 @@ impl Checkpointer {
     /// slice allows. An origin's are its owner's to free: they are let go of.
     fn free_some(&mut self, around: &mut Around<'_>) {
         let Stage::Freeing(mut condemned) = std::mem::take(&mut self.stage) else { return };
-        let (first_own, mut is_any_released) = (around.basis.root().first_own(), false);
+        let (own, mut is_any_released) = (around.basis.root().own_numbers(), false);
         while !condemned.is_empty() && !around.has_sliced() {
             let mut segments = Vec::new();
             let mut looked_at = 0;
@@ -583,7 +592,7 @@ impl Checkpointer {
                 && let Some((no, homes)) = condemned.pop_first()
             {
                 looked_at += 1;
-                if no < first_own {
+                if !own.contains(no) {
                     around.segments.settle(no);
                     is_any_released = true;
                     continue;

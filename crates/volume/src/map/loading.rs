@@ -189,7 +189,7 @@ impl Map {
         if let Some(head) = run.head.take() {
             if head.full {
                 self.forget_all();
-                segments.reset(segments.first_own());
+                segments.reset(segments.own_numbers());
             }
             if let Some(layers) = head.layers {
                 self.layers = layers;

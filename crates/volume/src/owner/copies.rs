@@ -73,7 +73,9 @@ fn is_copied(change: Change, old: Option<&Root>, new: &Root) -> bool {
         | Change::Tiers
         | Change::Compression(_)
         | Change::Dependent
-        | Change::Unname => true,
+        | Change::Unname
+        | Change::Members
+        | Change::Store => true,
     }
 }
 

@@ -847,6 +847,7 @@ impl Controller {
         assert_eq!(named, self.log.open.as_ref().map(|open| open.id), "what takes appends is what the root names");
         self.basis.opened_at = self.basis.now;
         self.shared.on_serving(&self.basis);
+        self.on_domain_serving();
         self.set_state(State::Open, out);
         self.survey.begin(&self.basis);
         let entries = self.log.len() as u64;

@@ -34,7 +34,8 @@ use crate::segment::fetch::FetchError;
 use crate::segment::{Kind, Named, SegmentInfo};
 use holdfast_base::{Buf, LedgerId, Lsn};
 use holdfast_format::ledger::{AckRule, LedgerRef};
-use holdfast_format::record::{Checkpoint, MetaPointer, Record, SegmentNo};
+use holdfast_format::record::{Checkpoint, MetaPointer, Record};
+use holdfast_format::root::OwnNumbers;
 use std::collections::BTreeMap;
 
 /// What is done, in runs of the map, without asking whether the turn has done its slice.
@@ -67,7 +68,7 @@ pub(crate) struct Rebuilding {
 #[derive(Debug)]
 pub(crate) struct Preloaded {
     runs: Vec<MetaPointer>,
-    first_own: SegmentNo,
+    own: OwnNumbers,
 }
 
 impl Controller {
@@ -362,7 +363,7 @@ impl Controller {
         self.step(Step::Preloaded);
         self.opening.as_mut().expect("opening").runs = RunLoads::default();
         match runs {
-            Some(runs) => self.preloaded = Some(Preloaded { runs, first_own: self.root().first_own() }),
+            Some(runs) => self.preloaded = Some(Preloaded { runs, own: self.root().own_numbers() }),
             None => self.forget_map(),
         }
         out.push(Effect::Notice(Notice::Preloaded));
@@ -370,10 +371,10 @@ impl Controller {
 
     /// How many of these runs, from the first on, the map is made of. Others that it was made of are taken out.
     pub(crate) fn use_preloaded(&mut self, runs: &[MetaPointer]) -> usize {
-        let first_own = self.root().first_own();
+        let own = self.root().own_numbers();
         let Some(preloaded) = self.preloaded.take() else { return 0 };
         let goes_on = runs.starts_with(&preloaded.runs) || self.basis.config.mutations.preload_fits_anything();
-        if goes_on && preloaded.first_own == first_own {
+        if goes_on && preloaded.own == own {
             return preloaded.runs.len().min(runs.len());
         }
         self.forget_map();
@@ -386,6 +387,7 @@ fn work_of(record: &Record) -> usize {
     match record {
         Record::Commit(commit) => 1 + commit.extents.len() + commit.crcs.len() / CRCS_A_RUN,
         Record::Free { segments } => 1 + segments.len(),
+        Record::Share(share) => 1 + share.segments.len() + share.extents.len(),
         _ => 1,
     }
 }

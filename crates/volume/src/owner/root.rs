@@ -11,6 +11,7 @@
 use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
 use crate::log::window::Done;
+use crate::sharing::META;
 use holdfast_base::{
     BLOCK_BYTES, BlockError, Buf, HeadId, Instant, Lsn, MetaGuard, MetaReply, MetaRequest, MetaVersion,
 };
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Features of the format that volumes which this release serves may use.
-pub const FEATURES_SERVED: &[Feature] = &[Feature::Packed];
+pub const FEATURES_SERVED: &[Feature] = &[Feature::Packed, Feature::Stores];
 
 macro_rules! not_served {
     ($feature:literal) => {
@@ -72,6 +73,10 @@ pub(crate) enum Change {
     Dependent,
     /// Such a volume is gone.
     Unname,
+    /// Name members of a store.
+    Members,
+    /// Name the store of the domain that the volume is in.
+    Store,
 }
 
 #[derive(Debug)]
@@ -228,6 +233,9 @@ impl Controller {
     }
 
     pub(crate) fn on_meta(&mut self, token: u64, reply: MetaReply, out: Out) {
+        if token & ASK == 0 && token & META != 0 {
+            return self.on_sharing_meta(token, reply, out);
+        }
         let was_asked = self.root.asked == Some(token);
         if !was_asked && token != self.root.token || matches!(self.state, State::Deposed | State::Closed) {
             return;
@@ -293,6 +301,8 @@ impl Controller {
             Change::Tidy | Change::Unclaim => {}
             Change::Unname => self.on_dependents_changed(),
             Change::Dependent => self.on_dependent_named(out),
+            Change::Members => self.on_members_changed(out),
+            Change::Store => self.drive_domain(out),
             Change::Layout => {
                 self.care.repairer.note_degraded();
                 out.push(Effect::Notice(Notice::LayoutSet { layout: self.root().layout }));
@@ -375,7 +385,7 @@ impl Controller {
             Ok(root) => {
                 self.root.version = version;
                 if !self.basis.is_known() {
-                    self.segments.reset(root.first_own());
+                    self.segments.reset(root.own_numbers());
                 }
                 self.basis.replace_root(root);
                 self.on_root_known(out);
@@ -409,6 +419,9 @@ impl Controller {
         }
         if self.swap_for_sharing(out) {
             return;
+        }
+        if let Some((root, change)) = self.change_of_members() {
+            return self.swap_root(root, change, out);
         }
         if self.resizer.is_wanted() {
             self.drive_resize(out);

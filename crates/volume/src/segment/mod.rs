@@ -8,6 +8,7 @@ pub(crate) mod named;
 mod pack;
 mod shards;
 mod table;
+pub(crate) mod task;
 pub(crate) mod units;
 pub(crate) mod writer;
 

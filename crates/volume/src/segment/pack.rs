@@ -3,11 +3,14 @@
 //! The log never waits for a codec: what is not packed within `PACKING_MAX`, or is on its way when the log
 //! fills or the volume closes, is written as it is.
 
-use super::units::{NotPacked, PackedPayload};
+use super::task::Worked;
 use super::writer::{Aim, JobKind, Work};
 use crate::api::{Effect, Notice, State};
+use crate::care::{VICTIMS_MAX, blocks_max};
 use crate::controller::{Controller, Out};
-use crate::space::Need;
+use crate::segment::Named;
+use crate::segment::named::granules_of;
+use crate::space::{Need, Topology};
 use holdfast_base::{Lsn, Token};
 use holdfast_format::features::Feature;
 use holdfast_format::packing::{Codec, Compression};
@@ -51,8 +54,10 @@ impl Controller {
             (JobKind::Clean { aim: Aim::Packing(codec) }, _) => *codec,
             // What dies soon does not pay for it.
             (JobKind::Destage { entries }, Compression::Auto) if self.is_hot(entries) => return None,
-            (JobKind::Destage { .. }, _) | (JobKind::Clean { .. }, Compression::Lz4) => Codec::Lz4,
-            (JobKind::Clean { .. }, _) => Codec::Zstd,
+            (JobKind::Destage { .. }, _) | (JobKind::Clean { .. } | JobKind::Gather { .. }, Compression::Lz4) => {
+                Codec::Lz4
+            }
+            (JobKind::Clean { .. } | JobKind::Gather { .. }, _) => Codec::Zstd,
             _ => return None,
         };
         (self.packs() && work.packed.is_none() && !self.is_pressed()).then_some(codec)
@@ -81,6 +86,32 @@ impl Controller {
         care.repacker.take(&around, &care.cleaner, codec, guests_are_away)
     }
 
+    /// The oldest segments of the first tier, if some are to leave it.
+    pub(crate) fn take_leaving(&mut self) -> Vec<SegmentNo> {
+        let guests_rest = !self.guests_are_at_work();
+        let (topology, segments) = (Topology::new(&self.basis, &self.peers), &self.segments);
+        let cleaner = &self.care.cleaner;
+        let there = || -> Vec<SegmentNo> {
+            let found = self.survey.look(topology, segments);
+            found.first().iter().copied().filter(|no| !cleaner.is_emptied(*no)).collect()
+        };
+        self.rotation.measure(topology, segments, there, self.writer.placed_data());
+        if self.room.is_wanted() || !self.rotation.is_due(topology, guests_rest) {
+            return Vec::new();
+        }
+        if !self.rotation.is_full(topology) && !self.may_move_data(Need::Choice) {
+            return Vec::new();
+        }
+        let payload_bytes = u64::from(self.basis.config.segment_payload_bytes);
+        let room = Named { size: granules_of(payload_bytes), blocks: blocks_max(payload_bytes) };
+        let readable = || {
+            let mut found = there();
+            found.retain(|no| !cleaner.is_unreadable(*no));
+            found
+        };
+        self.rotation.take_oldest(topology, segments, room, VICTIMS_MAX, readable, |no| cleaner.is_emptied(no))
+    }
+
     /// There is no room for what a pass moves. What makes room does not wait for one that only makes blocks smaller.
     pub(crate) fn on_clean_refused(&mut self, aim: Aim) {
         if matches!(aim, Aim::Packing(_)) {
@@ -106,12 +137,17 @@ impl Controller {
         self.state != State::Open || waiting_bytes > budget / 2 || unwritten_bytes > budget / 4 * 3
     }
 
-    /// One who serves no more writes nothing of it.
-    pub(crate) fn on_packed(&mut self, job: Token, packed: Result<PackedPayload, NotPacked>, out: Out) {
+    /// One who serves no more makes nothing of it.
+    pub(crate) fn on_worked(&mut self, job: u64, outcome: Worked, out: Out) {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
         }
-        self.drive_writer(out, |writer, around, out| writer.on_packed(around, job, packed, out));
+        match outcome {
+            Worked::Packed(packed) => {
+                self.drive_writer(out, |writer, around, out| writer.on_packed(around, Token(job), packed, out));
+            }
+            Worked::Printed(prints) => self.on_printed(job, prints, out),
+        }
     }
 
     pub(crate) fn end_packing(&mut self, out: Out) {

@@ -12,6 +12,7 @@ use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
 use holdfast_format::packing::{BLOCK_GRANULES, Codec};
 use holdfast_format::record::SegmentNo;
+use holdfast_format::root::OwnNumbers;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -44,13 +45,27 @@ pub(crate) struct SegmentInfo {
     pub(crate) middle: u64,
     /// What was tried last to make its blocks smaller, since the volume was opened.
     pub(crate) tried: Option<Codec>,
+    /// Its blocks were fingerprinted, since the volume was opened.
+    pub(crate) printed: bool,
 }
 
 impl SegmentInfo {
     /// One of which nothing is named yet.
     pub(crate) fn new(kind: Kind, geometry: Geometry, homes: Vec<Leg>) -> SegmentInfo {
         let (live, shadowed) = (Named::NOTHING, Named::NOTHING);
-        SegmentInfo { kind, geometry, homes, units: None, live, shadowed, kept: false, born: 0, middle: 0, tried: None }
+        SegmentInfo {
+            kind,
+            geometry,
+            homes,
+            units: None,
+            live,
+            shadowed,
+            kept: false,
+            born: 0,
+            middle: 0,
+            tried: None,
+            printed: false,
+        }
     }
 
     /// What its payload takes, with what lies between units.
@@ -261,8 +276,8 @@ pub(crate) struct Segments {
     dirty: BTreeSet<SegmentNo>,
     cut: Option<Box<Cut>>,
     all: Sums,
-    /// Below this number segments are origins' (see `sharing::segments`).
-    first_own: SegmentNo,
+    /// Others are origins' or stores' (see `sharing::segments`).
+    own: OwnNumbers,
     foreign: Sums,
     /// Changed, in what counts for judging them, since that was asked last.
     touched: RefCell<BTreeSet<SegmentNo>>,
@@ -273,12 +288,12 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Empties the table, as of a volume whose own segments have numbers from there on.
-    pub(crate) fn reset(&mut self, first_own: SegmentNo) {
+    /// Empties the table, as of a volume whose own segments have these numbers.
+    pub(crate) fn reset(&mut self, own: OwnNumbers) {
         let mut touched = std::mem::take(&mut self.touched);
         touched.get_mut().extend(self.segments.keys());
         let (next, unsettled) = (self.next, std::mem::take(&mut self.unsettled));
-        *self = Segments { first_own, touched, next, unsettled, ..Segments::default() };
+        *self = Segments { own, touched, next, unsettled, ..Segments::default() };
     }
 
     // ---- numbers ----
@@ -344,7 +359,7 @@ impl Segments {
     /// In the sums that the segment is part of.
     fn in_sums(&mut self, no: SegmentNo, change: impl Fn(&mut Sums)) {
         change(&mut self.all);
-        if no < self.first_own {
+        if !self.own.contains(no) {
             change(&mut self.foreign);
         }
     }
@@ -376,7 +391,7 @@ impl Segments {
         let (mut all, mut foreign) = (Sums::default(), Sums::default());
         for (no, info) in self.iter() {
             all.add(info);
-            if no < self.first_own {
+            if !self.own.contains(no) {
                 foreign.add(info);
             }
         }
@@ -395,23 +410,24 @@ impl Segments {
 
     /// The volume's own segments.
     pub(crate) fn own(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        self.iter_from(self.first_own)
+        self.own_after(None)
     }
 
     /// The volume's own ones behind that one.
     pub(crate) fn own_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        let from = last.map_or(Bound::Included(self.first_own), Bound::Excluded);
-        self.segments.range((from, Bound::Unbounded)).map(|(no, info)| (*no, info))
+        let from = last.map_or(Bound::Included(self.own.first), Bound::Excluded);
+        self.segments.range((from, self.own.bound())).map(|(no, info)| (*no, info))
     }
 
-    /// Those of its origins.
+    /// Those of its origins, and of stores.
     pub(crate) fn foreign(&self) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        self.segments.range(..self.first_own).map(|(no, info)| (*no, info))
+        let stores = self.own.end.map(|end| self.segments.range(end..));
+        self.segments.range(..self.own.first).chain(stores.into_iter().flatten()).map(|(no, info)| (*no, info))
     }
 
-    /// From there on segments are the volume's own.
-    pub(crate) fn first_own(&self) -> SegmentNo {
-        self.first_own
+    /// Which are the volume's own.
+    pub(crate) fn own_numbers(&self) -> OwnNumbers {
+        self.own
     }
 
     /// Up to `count` of what changed, in what counts for judging segments, and was not taken before.
@@ -506,6 +522,13 @@ impl Segments {
     pub(crate) fn note_tried(&mut self, no: SegmentNo, codec: Codec) {
         if let Some(info) = self.segments.get_mut(&no) {
             info.tried = Some(codec);
+        }
+    }
+
+    /// Its blocks were fingerprinted, or are to be again. No checkpoint tells that.
+    pub(crate) fn set_printed(&mut self, no: SegmentNo, printed: bool) {
+        if let Some(info) = self.segments.get_mut(&no) {
+            info.printed = printed;
         }
     }
 
@@ -652,7 +675,7 @@ pub(crate) mod tests {
     /// One of an origin and one of its own.
     fn table() -> Segments {
         let mut table = Segments::default();
-        table.reset(no(2, 0));
+        table.reset(OwnNumbers { first: no(2, 0), end: Some(no(5, 0)) });
         table.insert(no(1, 7), info(100, 60, &homes([0, 1])));
         table.insert(no(2, 0), info(100, 50, &homes([1, 2])));
         table.verify();
@@ -667,6 +690,19 @@ pub(crate) mod tests {
         assert_eq!(table.own_shards_on(homes([0, 1])[1].device), 1);
         assert_eq!((table.own().count(), table.foreign().count()), (1, 1));
         assert_eq!(table.dead_per_mille(), 450);
+    }
+
+    #[test]
+    fn a_stores_are_foreign_as_an_origins_are() {
+        let mut table = table();
+        table.insert(no(5, 0), info(100, 30, &homes([2, 3])));
+        table.verify();
+        assert_eq!((table.totals().segments, table.own_totals().segments), (3, 1));
+        assert!(table.own().map(|(no, _)| no).eq([no(2, 0)]));
+        assert!(table.foreign().map(|(no, _)| no).eq([no(1, 7), no(5, 0)]));
+        table.reset(OwnNumbers { first: no(5, 0), end: None });
+        table.insert(no(9, 0), info(100, 30, &homes([2, 3])));
+        assert_eq!((table.own().count(), table.foreign().count()), (1, 0), "a store has no end");
     }
 
     #[test]
@@ -737,7 +773,7 @@ pub(crate) mod tests {
         table.take_touched(usize::MAX);
         let given = table.take_number(Epoch(3));
         table.unsettle(given);
-        table.reset(no(0, 0));
+        table.reset(OwnNumbers::default());
         table.verify();
         assert_eq!(table.take_touched(usize::MAX), BTreeSet::from([no(1, 7), no(2, 0)]));
         assert!(table.is_unsettled(given) && table.next_number(Epoch(3)) > given);

@@ -18,6 +18,7 @@ use crate::peers::{Ask, Peers, Purpose};
 use crate::segment::direct::DirectRun;
 use crate::segment::encrypt::{EncryptedPayload, Encryption, encrypt_payload, encrypt_units};
 use crate::segment::shards::pieces_of;
+use crate::segment::task::Task;
 use crate::segment::units::{NotPacked, PackedPayload, Way};
 use crate::segment::{Kind, Named, SegmentInfo, Segments};
 use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
@@ -59,6 +60,8 @@ pub(crate) enum JobKind {
     Leaves,
     /// A part of a checkpoint.
     Runs { part: usize },
+    /// Content that a store's members have more than once.
+    Gather { id: u64 },
     /// A part of the first checkpoint of another volume.
     Dependent { volume: VolumeId, epoch: Epoch, part: usize },
 }
@@ -72,12 +75,28 @@ pub(crate) enum Aim {
     Rotation,
     /// They are made smaller by that codec; what this does not, stays where it is.
     Packing(Codec),
+    /// They are fingerprinted, and stay where they are.
+    Print,
+    /// A store has them, too: they are named there.
+    Share,
+    /// A store's, which no member names: its map forgets them.
+    Forget,
 }
 
 impl Aim {
     /// Packed blocks go as they lie.
     pub(crate) fn moves_units(self) -> bool {
-        !matches!(self, Aim::Packing(_))
+        !matches!(self, Aim::Packing(_) | Aim::Print)
+    }
+
+    /// What lives is read, and not only looked up.
+    pub(crate) fn reads(self) -> bool {
+        !matches!(self, Aim::Share | Aim::Forget)
+    }
+
+    /// What lives is written anew.
+    pub(crate) fn writes(self) -> bool {
+        self.reads() && self != Aim::Print
     }
 }
 
@@ -88,7 +107,7 @@ impl JobKind {
 
     fn keep(&self) -> Keep {
         match self {
-            JobKind::Destage { .. } | JobKind::Direct { .. } => Keep::FromGuests,
+            JobKind::Destage { .. } | JobKind::Direct { .. } | JobKind::Gather { .. } => Keep::FromGuests,
             // What leaves a tier gives the other nothing back.
             JobKind::Clean { aim: Aim::Rotation } => Keep::FromGuests,
             JobKind::Clean { .. } => Keep::FromCleaner,
@@ -351,11 +370,12 @@ impl SegmentWriter {
     /// Has the blocks packed before they are written.
     pub(crate) fn start_packing(&mut self, basis: &Basis, work: Work, codec: Codec, out: Out) {
         let blocks = work.payload.clone();
-        let max = if work.worth_bytes.is_some() { REPACKING_MAX } else { PACKING_MAX };
+        let can_wait = work.worth_bytes.is_some() || matches!(work.kind, JobKind::Gather { .. });
+        let max = if can_wait { REPACKING_MAX } else { PACKING_MAX };
         let (until, way) = (basis.now + max, Way { codec, is_sealed: basis.config.key.is_some() });
         let job = SegmentJob { work, packing_until: Some(until), codec: Some(codec), placed: None, restarts: 0 };
         let job = self.jobs.insert(job);
-        out.push(Effect::Pack { job: job.0, way, blocks, until });
+        out.push(Effect::Work { job: job.0, task: Task::Pack(way), blocks, until });
     }
 
     /// The blocks were packed, if that makes them smaller; or it was too late. They are written, if that is worth it.

@@ -1,5 +1,16 @@
-//! Sharing: snapshots and clones, groups of snapshots, and volumes that share the segments of their origin.
+//! Sharing: snapshots and clones, groups of snapshots, volumes that share the segments of their origin, and domains in
+//! which equal content is stored once.
 
+mod domain;
 pub mod group;
+mod index;
+mod member;
+mod print;
 pub(crate) mod segments;
 pub(crate) mod snapshots;
+mod store;
+
+pub(crate) use domain::META;
+pub(crate) use member::Member;
+pub(crate) use print::Printer;
+pub(crate) use store::Store;

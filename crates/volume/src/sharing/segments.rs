@@ -38,7 +38,9 @@ use crate::map::run::{Packed, PartIndex, RunWriter, pointers_into};
 use crate::map::{Capture, LayerTable, Shown};
 use crate::owner::root::Change;
 use crate::peers::Purpose;
+use crate::segment::Kind;
 use crate::segment::writer::JobKind;
+use crate::sharing::domain::Domain;
 use holdfast_base::{
     BLOCK_BYTES, DeviceId, Epoch, HeadId, InstanceId, Instant, Key, Lba, Lsn, NodeId, ObjectId, SegmentId, ShardId,
     Token, VolumeId,
@@ -84,6 +86,7 @@ const DEPENDENTS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct SharedSegments {
+    pub(crate) domain: Domain,
     creation: Option<Creation>,
     /// What dependents said last that they name; of others everything counts.
     named: BTreeMap<VolumeId, SegmentRanges>,
@@ -192,9 +195,13 @@ impl SharedSegments {
     }
 
     /// Whether a dependent may name the segment.
-    pub(crate) fn is_named(&self, basis: &Basis, no: SegmentNo) -> bool {
+    pub(crate) fn is_named(&self, basis: &Basis, no: SegmentNo, kind: Kind) -> bool {
         if basis.config.mutations.forgets_dependents() {
             return false;
+        }
+        // What others name of a store they have not named from the beginning on.
+        if basis.root().is_store() {
+            return kind == Kind::Data && self.domain.store.may_be_named(basis, no);
         }
         let names = |of: &Dependent| no <= of.upto && self.named.get(&of.volume).is_none_or(|r| r.contains(no));
         let will_be = self.creation.as_ref().is_some_and(|creation| creation.upto.is_none_or(|upto| no <= upto));
@@ -214,7 +221,9 @@ impl Controller {
     /// anew with each change. Nobody relies on it to keep them: whoever frees asks [`SharedSegments::is_named`].
     pub(crate) fn mark_kept(&mut self) {
         let is_more_kept = self.shared.marking.take().is_some_and(|marking| marking.is_more_kept);
-        if self.root().origins.is_empty() && self.root().dependents.is_empty() && !self.segments.any_kept() {
+        let root = self.root();
+        let is_alone = root.origins.is_empty() && root.stores.is_empty() && root.dependents.is_empty();
+        if is_alone && !self.segments.any_kept() {
             return;
         }
         self.shared.marking = Some(Marking { last: None, is_more_kept });
@@ -228,7 +237,8 @@ impl Controller {
             let some: Vec<SegmentNo> = self.segments.numbers_after(last).take(AT_ONCE).collect();
             self.turn.slice("sharing: what is kept is marked", some.len().div_ceil(MARKED_A_RUN));
             for no in &some {
-                let is_kept = self.basis.is_foreign(*no) || self.shared.is_named(&self.basis, *no);
+                let Some(kind) = self.segments.get(*no).map(|info| info.kind) else { continue };
+                let is_kept = self.basis.is_foreign(*no) || self.shared.is_named(&self.basis, *no, kind);
                 is_more_kept |= self.segments.set_kept(*no, is_kept) && is_kept;
             }
             last = some.last().copied();
@@ -523,7 +533,7 @@ impl Controller {
         }
         let origin = self.root().origins.last()?;
         let first_own = self.root().first_own();
-        let mut there = self.segments.foreign().map(|(no, _)| no).peekable();
+        let mut there = self.segments.foreign().map(|(no, _)| no).take_while(|no| *no < first_own).peekable();
         // The last durable checkpoint names these.
         let mut condemned = self.checkpointer.condemned().take_while(|no| *no < first_own).peekable();
         let named = std::iter::from_fn(|| match (there.peek(), condemned.peek()) {
@@ -556,7 +566,8 @@ impl Controller {
     /// Begins to look for shards that are not where they were.
     pub(crate) fn drive_look(&mut self, out: Out) {
         let is_at_work = matches!(self.state, State::Open | State::Closing);
-        if !is_at_work || self.root().origins.is_empty() || self.shared.look.is_some() {
+        let is_alone = |root: &Root| root.origins.is_empty() && root.stores.is_empty();
+        if !is_at_work || is_alone(self.root()) || self.shared.look.is_some() {
             return;
         }
         self.look_for_away();

@@ -18,6 +18,7 @@ use holdfast_base::{Instant, MediaClass};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
+use holdfast_format::root::OwnNumbers;
 use holdfast_format::tier::Tiers;
 use std::cell::{Ref, RefCell};
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ use std::collections::BTreeSet;
 struct Terms {
     /// Devices that nodes told of, and whether they can be used.
     devices: Vec<(Leg, Option<MediaClass>, bool)>,
-    root: Option<(Layout, Tiers, SegmentNo)>,
+    root: Option<(Layout, Tiers, OwnNumbers)>,
 }
 
 impl Terms {
@@ -35,8 +36,8 @@ impl Terms {
         Terms { devices: topology.peers.device_states().collect(), root: Terms::root_of(topology) }
     }
 
-    fn root_of(topology: Topology<'_>) -> Option<(Layout, Tiers, SegmentNo)> {
-        topology.basis.known().map(|root| (root.layout, root.tiers, root.first_own()))
+    fn root_of(topology: Topology<'_>) -> Option<(Layout, Tiers, OwnNumbers)> {
+        topology.basis.known().map(|root| (root.layout, root.tiers, root.own_numbers()))
     }
 
     /// Whether nothing of them has changed: asked often, so without a copy.
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(found(&peers, &segments), [vec![0, 2], vec![0], vec![]], "nobody needs what holds nothing");
         segments.remove(no(1, 0));
         assert_eq!(found(&peers, &segments), [vec![2], vec![], vec![]]);
-        segments.reset(no(0, 0));
+        segments.reset(OwnNumbers::default());
         assert_eq!(found(&peers, &segments), nothing);
     }
 

@@ -16,7 +16,7 @@ use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{
     DeviceHealth, DeviceStat, HeldRoot, HeldVolume, LedgerState, LogEntry, Refusal, Reply, Request, WIRE,
 };
-use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, PreloadState, State, Target, pack_blocks};
+use holdfast_volume::{Change, Config, Controller, Effect, Event, Notice, PreloadState, State, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -519,12 +519,12 @@ impl World {
                 };
                 self.queue.push_back(Event::Meta { token, reply });
             }
-            Effect::Took { .. } => {}
+            Effect::Took { .. } | Effect::Talk { .. } => {}
             Effect::Reply(reply) => {
                 self.replies.insert(reply.token.0, reply.result);
             }
-            Effect::Pack { job, way, blocks, .. } => {
-                let packed = Event::Packed { job, packed: pack_blocks(way, &blocks) };
+            Effect::Work { job, task, blocks, .. } => {
+                let packed = Event::Worked { job, outcome: task.work(&blocks) };
                 match &mut self.packed {
                     Some(held) => held.push(packed),
                     None => self.queue.push_back(packed),

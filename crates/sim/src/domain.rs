@@ -1,0 +1,91 @@
+//! Sharing domains of a simulated grid: a store, and volumes with equal content that are its members.
+//!
+//! They are kept with separate clones (see `separate`): each has an owner on any host, and all but the store a guest.
+
+use crate::separate::id_of;
+use crate::swarm::{Run, VOLUME};
+use crate::world::MachineAt;
+use holdfast_base::{MetaReply, MetaRequest, MetaVersion, VolumeId};
+use holdfast_format::features::{Feature, Features};
+use holdfast_format::packing::Compression;
+use holdfast_format::root::{Root, root_key};
+use holdfast_format::sharing::STORE_EPOCHS;
+use holdfast_format::talk::Talk;
+use holdfast_volume::Event;
+use std::time::Duration;
+
+/// Room for whatever is copied in a run.
+const STORE_BYTES: u64 = 1 << 30;
+
+/// Of a thousand messages, those that are lost.
+const LOST: u32 = 50;
+
+impl Run {
+    /// A volume with nothing in it, which somebody opens; returns its number among members.
+    pub(crate) fn create_fresh(&mut self, is_store: bool) -> usize {
+        let number = self.separate.add_fresh(self.guests.size_bytes(), is_store);
+        let (size, layout) = (if is_store { STORE_BYTES } else { self.guests.size_bytes() }, self.plan.layout);
+        let mut root = Root::new(self.world.grid, id_of(number), &format!("member{number}"), size, layout);
+        if is_store {
+            root.epoch = STORE_EPOCHS;
+            root.features = Features::default().with(Feature::Stores);
+        }
+        if self.plan.compression != Compression::Off {
+            root.features = root.features.with(Feature::Packed);
+        }
+        let (key, value) = (root_key(root.volume), Some(root.encode()));
+        self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
+        if number == 1 {
+            self.begin_separate_time();
+        }
+        let host = self.separate.any_host(self.world.hosts.len());
+        self.open_member(number, host);
+        number
+    }
+
+    /// A store and two members.
+    pub(crate) fn begin_domain(&mut self) {
+        let store = self.create_fresh(true);
+        for _ in 0..2 {
+            let member = self.create_fresh(false);
+            self.put_into_domain(member, store);
+        }
+    }
+
+    /// The member is to be in the domain of that store, whoever opens it.
+    pub(crate) fn put_into_domain(&mut self, number: usize, store: usize) {
+        self.separate.set_store(number, store);
+        if let Some(at) = self.member_at(number) {
+            self.world.tell(at, Event::SetSharing { store: id_of(store) });
+        }
+    }
+
+    /// The operator has deleted it: nobody opens it again.
+    pub(crate) fn delete_root(&mut self, number: usize) {
+        let key = root_key(id_of(number));
+        let MetaReply::Record { version, value } = self.world.meta.apply(&MetaRequest::Get { key: key.clone() }) else {
+            return;
+        };
+        if let Some(root) = value.and_then(|bytes| Root::decode(&bytes).ok()) {
+            let value = Some(Root { deleted: true, ..root }.encode());
+            self.world.meta.apply(&MetaRequest::Swap { key, expect: version, value, guard: None });
+        }
+    }
+
+    /// One owner tells another something, which arrives after a while, if it does.
+    pub(crate) fn on_talk(&mut self, from: MachineAt, to: VolumeId, talk: Box<Talk>) {
+        let volume_at = |r: &Run, at| r.separate.number_at(at).map_or(VOLUME, id_of);
+        let target = if to == VOLUME { self.current } else { self.separate.at_of(to) };
+        let from = volume_at(self, from);
+        let (is_lost, us) = self.separate.fate_of_talk(LOST);
+        if let Some(target) = target.filter(|_| !is_lost) {
+            self.world.tell_later(target, Duration::from_micros(us), Event::Talk { from, talk });
+        }
+    }
+
+    /// Blocks that a member names in the store so far.
+    pub(crate) fn shared_blocks(&self, number: usize) -> u64 {
+        let machine = self.member_at(number).and_then(|at| self.world.machine(at));
+        machine.map_or(0, |controller| controller.status().shared_blocks)
+    }
+}

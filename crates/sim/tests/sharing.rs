@@ -1,0 +1,124 @@
+//! Stories of sharing domains (protocol rule 28): volumes with equal content, and the store that has it once.
+//!
+//! As in `scenarios`, every story ends with `finish`, which reads everything back and judges it.
+
+use holdfast_sim::scenario::{Cluster, Setup};
+use std::time::Duration;
+
+/// A quarter of a second until data is destaged, and room for everything twice.
+fn setup(seed: u64) -> Setup {
+    Setup::new(seed).with(|plan| {
+        plan.disk_bytes = 48 << 20;
+    })
+}
+
+/// The same content in as much of each.
+fn install(cluster: &mut Cluster, members: &[usize], version: u32) {
+    for member in members {
+        for block in (0..512).step_by(8) {
+            cluster.write_member_as(*member, block, 8, version);
+        }
+    }
+}
+
+fn is_shared(cluster: &Cluster, members: &[usize]) -> bool {
+    members.iter().all(|member| cluster.shared_blocks(*member) >= 400)
+}
+
+#[test]
+fn what_two_volumes_hold_alike_is_stored_once() {
+    let mut cluster = setup(2801).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until("content is shared", |s| is_shared(s, &members));
+    cluster.pass(Duration::from_secs(5));
+    for member in members {
+        let own = cluster.member_status(member).space;
+        assert!(own.data_bytes <= 400 << 10, "{own:?} is its own of 2 MiB");
+        cluster.read_member(member);
+    }
+    let stored = cluster.member_status(store).space;
+    assert!(stored.data_bytes >= 1600 << 10 && stored.data_bytes <= 2 << 20, "{stored:?} is in the store");
+    cluster.finish();
+}
+
+/// Long enough for whatever may be shared, freed or told again.
+const LONG: Duration = Duration::from_secs(40);
+
+#[test]
+fn what_no_member_names_any_more_is_forgotten_and_freed() {
+    let mut cluster = setup(2802).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until("content is shared", |s| is_shared(s, &members));
+    for block in (0..512).step_by(8) {
+        cluster.write_member(members[0], block, 8);
+    }
+    cluster.pass(LONG);
+    let kept = cluster.member_status(store).space;
+    assert!(kept.data_bytes >= 1600 << 10, "{kept:?}: one member names it yet");
+    cluster.read_member(members[1]);
+    for block in (0..512).step_by(8) {
+        cluster.write_member(members[1], block, 8);
+    }
+    cluster.until_within(LONG, "the store is empty", |s| {
+        let space = s.member_status(store).space;
+        space.data_bytes + space.dead_bytes + space.kept_bytes == 0
+    });
+    cluster.finish();
+}
+
+#[test]
+fn a_member_that_is_deleted_holds_nothing() {
+    let mut cluster = setup(2803).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until("content is shared", |s| is_shared(s, &members));
+    members.iter().for_each(|member| cluster.drop_member(*member));
+    cluster.until_within(LONG, "the store is empty", |s| {
+        let space = s.member_status(store).space;
+        space.data_bytes + space.dead_bytes + space.kept_bytes == 0
+    });
+    cluster.finish();
+}
+
+#[test]
+fn owners_of_store_and_members_come_and_go_and_what_is_shared_stays() {
+    for seed in 2810..2816 {
+        let mut cluster = setup(seed).start();
+        let store = cluster.store();
+        let members = [cluster.member_of(store), cluster.member_of(store)];
+        for round in 0..6_u64 {
+            install(&mut cluster, &members[..1], 70 + round as u32);
+            cluster.open_member_on(store, (round % 2) as usize);
+            cluster.write_member(members[1], round * 37, 64);
+            install(&mut cluster, &members[1..], 70 + round as u32);
+            cluster.open_member_on(members[(round % 2) as usize], (seed % 2) as usize);
+            cluster.pass(Duration::from_millis(700 * (seed - 2809)));
+        }
+        cluster.pass(LONG);
+        assert!(members.iter().map(|member| cluster.shared_blocks(*member)).sum::<u64>() > 100);
+        members.iter().for_each(|member| cluster.read_member(*member));
+        cluster.finish();
+    }
+}
+
+#[test]
+fn a_node_that_is_lost_takes_nothing_that_is_shared() {
+    let mut cluster = setup(2820).nodes(4).with(|plan| plan.rebuild_after = Duration::from_secs(1)).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until("content is shared", |s| is_shared(s, &members));
+    cluster.pass(Duration::from_secs(5));
+    for node in 0..2 {
+        cluster.crash_node(node);
+        cluster.pass(Duration::from_secs(12));
+    }
+    members.iter().for_each(|member| cluster.read_member(*member));
+    (0..2).for_each(|node| cluster.start_node(node));
+    cluster.finish();
+}

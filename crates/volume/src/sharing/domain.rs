@@ -1,0 +1,467 @@
+//! Sharing domains: volumes whose equal content a *store* has once, for all of them (protocol rule 28).
+//!
+//! Role: what a controller does for its parts of this, the [`Printer`](super::Printer), and a
+//! [`Member`](super::Member) or a [`Store`](super::Store). They tell each other by [`Effect::Talk`], which may be lost.
+
+use super::index::Seen;
+use super::print::by_position;
+use crate::api::{Effect, State};
+use crate::care::LiveRun;
+use crate::controller::{Controller, Out};
+use crate::log::window::Done;
+use crate::map::Pins;
+use crate::owner::root::Change;
+use crate::segment::Kind;
+use crate::segment::task::Task;
+use crate::segment::writer::Aim;
+use crate::space::Need;
+use holdfast_base::{Buf, Epoch, HeadId, Key, Lba, MetaReply, MetaRequest, VolumeId};
+use holdfast_cipher::PrintKey;
+use holdfast_format::features::Feature;
+use holdfast_format::record::{Record, SegmentNo};
+use holdfast_format::root::{Root, root_key};
+use holdfast_format::sharing::{Dependent, Names, SegmentRanges, dependent_key};
+use holdfast_format::talk::{Print, Talk};
+use std::collections::{BTreeSet, VecDeque};
+
+/// In tokens of requests to the metadata store that are about sharing.
+pub(crate) const META: u64 = 1 << 62;
+
+/// Runs of numbers in a member's record.
+const RANGES_MAX: usize = 1024;
+
+/// What a store asks of the metadata store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ask {
+    Names(VolumeId),
+    Root(VolumeId),
+}
+
+/// The parts.
+#[derive(Debug, Default)]
+pub(crate) struct Domain {
+    pub(crate) printer: super::Printer,
+    pub(crate) member: super::Member,
+    pub(crate) store: super::Store,
+    /// What members have published is looked at one by one.
+    asks: VecDeque<Ask>,
+    asked: Option<(u64, Ask)>,
+    asked_at: holdfast_base::Instant,
+    looked_at: holdfast_base::Instant,
+    token: u64,
+}
+
+impl Domain {
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.printer.is_at_rest() && self.member.is_at_rest() && self.store.is_at_rest()
+    }
+
+    /// Blocks that were named in a store, or gathered into this one.
+    pub(crate) fn shared_blocks(&self) -> u64 {
+        self.member.shared_blocks + self.store.gathered_blocks
+    }
+
+    pub(crate) fn verify(&self) {
+        self.member.verify();
+        self.store.verify();
+    }
+}
+
+impl Controller {
+    /// The volume is to be in the domain of that store.
+    pub(crate) fn on_set_sharing(&mut self, store: VolumeId) {
+        self.shared.domain.member.wanted = Some(store);
+    }
+
+    /// A store, or a member of one.
+    fn is_in_domain(&self) -> bool {
+        self.root().is_store() || self.shared.domain.member.wanted.is_some() || !self.root().stores.is_empty()
+    }
+
+    pub(crate) fn on_domain_serving(&mut self) {
+        let last = holdfast_base::Lsn(self.log.next_lsn().0 - 1);
+        self.shared.domain.member.on_serving(last);
+    }
+
+    fn talk(&self, to: VolumeId, talk: Talk, out: Out) {
+        out.push(Effect::Talk { to, talk: Box::new(talk) });
+    }
+
+    /// What is done by the way while the volume is open.
+    pub(crate) fn drive_domain(&mut self, out: Out) {
+        if self.state != State::Open || !self.is_in_domain() {
+            return;
+        }
+        if self.shared.domain.printer.on_tick(self.basis.now) {
+            self.end_pass();
+        }
+        if self.root().is_store() { self.drive_store(out) } else { self.drive_member(out) }
+    }
+
+    // ---- passes ----
+
+    /// The next pass that is about sharing, if one is due.
+    pub(crate) fn next_sharing_pass(&mut self) -> Option<(SegmentNo, Aim)> {
+        if !self.is_in_domain() || self.print_key().is_none() {
+            return None;
+        }
+        if !self.root().is_store()
+            && self.shared.domain.member.may_share()
+            && let Some(segment) = self.shared.domain.member.next_take()
+        {
+            return Some((segment, Aim::Share));
+        }
+        let store = self.root().is_store();
+        if store && let Some(segment) = self.shared.domain.store.unnamed(&self.basis, &self.segments) {
+            return Some((segment, Aim::Forget));
+        }
+        if !store && !self.shared.domain.member.may_share() || !self.may_move_data(Need::Choice) {
+            return None;
+        }
+        let guests_are_away = store || self.basis.now.since(self.last_activity) >= self.basis.config.repack_every;
+        let mut printer = std::mem::take(&mut self.shared.domain.printer);
+        let (care, around) = self.care();
+        let left_alone = |no| care.cleaner.is_unreadable(no) || care.cleaner.is_emptied(no);
+        let found = printer.take(&around, left_alone, guests_are_away);
+        self.shared.domain.printer = printer;
+        found.map(|no| (no, Aim::Print))
+    }
+
+    fn end_pass(&mut self) {
+        let (care, mut around) = self.care();
+        if care.cleaner.aim().is_some_and(|aim| !aim.writes()) {
+            care.cleaner.end_pass(&mut around);
+        }
+    }
+
+    fn print_key(&self) -> Option<PrintKey> {
+        if self.root().is_store() {
+            return Some(PrintKey::new(self.shared.domain.store.membership(&self.basis).print_key));
+        }
+        self.shared.domain.member.membership().map(|of| PrintKey::new(of.print_key))
+    }
+
+    /// All that lives in a segment was read.
+    pub(crate) fn on_seen(&mut self, runs: Vec<LiveRun>, blocks: &[Buf], out: Out) {
+        let (Some(key), Some(segment)) = (self.print_key(), runs.first().map(|run| run.segment)) else {
+            return self.end_pass();
+        };
+        let (job, until) = self.shared.domain.printer.begin(self.basis.now, segment, runs, blocks);
+        out.push(Effect::Work { job, task: Task::Print(key), blocks: blocks.to_vec(), until });
+    }
+
+    pub(crate) fn on_printed(&mut self, job: u64, prints: Option<Vec<Print>>, out: Out) {
+        let was_printing = self.shared.domain.printer.is_printing();
+        let Some(printed) = self.shared.domain.printer.on_printed(self.basis.now, job, prints) else {
+            if was_printing && !self.shared.domain.printer.is_printing() {
+                self.end_pass();
+                let mut printer = std::mem::take(&mut self.shared.domain.printer);
+                printer.rest(&self.care().1);
+                self.shared.domain.printer = printer;
+            }
+            return;
+        };
+        let segment = printed.segment;
+        if self.basis.root().is_store() {
+            self.shared.domain.store.on_own_printed(self.basis.volume(), printed);
+        } else if let Some(of) = self.shared.domain.member.membership() {
+            let by_position = by_position(printed);
+            let (store, prints) = (of.store.volume, by_position.values().copied().collect());
+            self.shared.domain.member.remember(self.basis.now, segment, by_position);
+            self.talk(store, Talk::Report { segment, prints }, out);
+        }
+        self.segments.set_printed(segment, true);
+        self.end_pass();
+    }
+
+    /// What lives in a segment is known, and nothing of it is to be read.
+    pub(crate) fn on_live_found(&mut self, aim: Aim, runs: &[LiveRun], out: Out) {
+        if aim == Aim::Forget {
+            // One record for each run; the pass is over with the last.
+            let count = runs.len();
+            for (i, run) in runs.iter().enumerate() {
+                let done = if i + 1 == count { Done::PassOver } else { Done::Nothing };
+                self.append_control(Record::Discard { key: Key(run.key), blocks: run.blocks() }, done, out);
+            }
+            if runs.is_empty() {
+                self.end_pass();
+            }
+            return;
+        }
+        let are_crcs = self.basis.config.key.is_none();
+        let mutations = self.basis.config.mutations;
+        match self.shared.domain.member.share(runs, are_crcs, mutations.takes_old_offers()) {
+            Some(share) => {
+                let lsn = self.append_control(Record::Share(Box::new(share)), Done::PassOver, out);
+                self.shared.domain.member.on_shared(lsn);
+            }
+            None => self.end_pass(),
+        }
+    }
+
+    /// The record of a pass is complete.
+    pub(crate) fn on_pass_over(&mut self, out: Out) {
+        self.end_pass();
+        self.wants.free_dead();
+        self.drive_domain(out);
+    }
+
+    // ---- a member ----
+
+    fn drive_member(&mut self, out: Out) {
+        let stores = self.root().stores.last().map(|store| store.volume);
+        let Some(store) = self.shared.domain.member.wanted.or(stores) else { return };
+        if self.shared.domain.member.asks_to_join(self.basis.now) {
+            self.talk(store, Talk::Join { member: self.basis.volume() }, out);
+        }
+        if !self.root().stores.iter().any(|of| of.volume == store) {
+            return;
+        }
+        if let Some((segment, prints)) = self.shared.domain.member.report_again(self.basis.now) {
+            self.talk(store, Talk::Report { segment, prints }, out);
+        }
+        let (me, durable) = ((self.basis.volume(), self.epoch()), self.checkpointer.durable().lsn);
+        let mut member = std::mem::take(&mut self.shared.domain.member);
+        member.pace = self.basis.config.repack_every;
+        let known = (durable, self.named_generation().1);
+        let request = member.publish(self.basis.now, me, known, || self.named_of_store(store));
+        self.shared.domain.member = member;
+        if let Some(request) = request {
+            self.shared.domain.token += 1;
+            out.push(Effect::Meta { token: META | self.shared.domain.token, request });
+        }
+    }
+
+    /// Which of the store's segments this volume may name, whatever becomes of it.
+    fn named_of_store(&self, store: VolumeId) -> SegmentRanges {
+        let mut named: Vec<SegmentNo> = self.segments.foreign().map(|(no, _)| no).collect();
+        named.extend(self.checkpointer.condemned());
+        named.retain(|no| self.root().owner_of(*no) == store);
+        named.sort_unstable();
+        SegmentRanges::holding(named.into_iter(), RANGES_MAX)
+    }
+
+    /// The volume's root is to name the store that its own names.
+    pub(crate) fn wants_store_named(&self) -> Option<Root> {
+        let of = self.shared.domain.member.membership()?;
+        let root = self.root();
+        if root.is_store() || root.stores.iter().any(|store| store.volume == of.store.volume) {
+            return None;
+        }
+        let mut root = Root { features: root.features.clone().with(Feature::Stores), ..root.clone() };
+        root.stores.push(of.store);
+        root.stores.sort_unstable_by_key(|store| store.first);
+        Some(root)
+    }
+
+    // ---- the store ----
+
+    fn drive_store(&mut self, out: Out) {
+        let (now, own) = (self.basis.now, self.basis.volume());
+        self.shared.domain.store.on_tick(now);
+        self.send_offers(out);
+        let live = self.map.layers().live(HeadId::VOLUME);
+        let mapped_end = || live.map_or(0, |live| self.map.mapped_end(live));
+        if let Some(work) = self.shared.domain.store.close(&self.basis, mapped_end) {
+            self.write_segment(work, out);
+        }
+        self.withdraw_dead(out);
+        if self.shared.domain.asked.is_some() && now.since(self.shared.domain.asked_at) < self.basis.config.repack_every
+        {
+            return;
+        }
+        self.shared.domain.asked = None;
+        let is_hurried = self.shared.domain.store.is_waiting_for_lists();
+        let every = if is_hurried { self.basis.config.repack_every / 10 } else { self.basis.config.repack_every };
+        if self.shared.domain.asks.is_empty() && now.since(self.shared.domain.looked_at) >= every {
+            self.shared.domain.looked_at = now;
+            let members = self.basis.root().dependents.iter().map(|of| of.volume);
+            self.shared.domain.asks = members.flat_map(|member| [Ask::Root(member), Ask::Names(member)]).collect();
+        }
+        let Some(ask) = self.shared.domain.asks.pop_front() else { return };
+        let key = match ask {
+            Ask::Names(member) => dependent_key(own, member),
+            Ask::Root(member) => root_key(member),
+        };
+        self.shared.domain.token += 1;
+        let token = META | self.shared.domain.token;
+        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, ask)), now);
+        out.push(Effect::Meta { token, request: MetaRequest::Get { key } });
+    }
+
+    fn send_offers(&mut self, out: Out) {
+        while let Some((member, segment, offer)) = self.shared.domain.store.next_offer(&self.basis, &self.segments) {
+            match offer {
+                Ok(offer) => self.talk(member, Talk::Take { segment, offer: Box::new(offer) }, out),
+                Err(own) => {
+                    self.segments.set_printed(own, false);
+                    self.shared.domain.printer.again(own);
+                }
+            }
+        }
+    }
+
+    /// What of the store's data its map names no more is offered no more.
+    fn withdraw_dead(&mut self, out: Out) {
+        self.shared.domain.store.settle(&self.segments);
+        let is_data = |no: &SegmentNo| self.segments.get(*no).is_some_and(|info| info.kind == Kind::Data);
+        let dead = self.segments.unseen_after(None).filter(is_data);
+        if self.shared.domain.store.withdraw(&self.basis, dead) {
+            let catalogue = self.shared.domain.store.catalogue(&self.basis);
+            for of in &self.basis.root().dependents {
+                out.push(Effect::Talk { to: of.volume, talk: Box::new(Talk::Catalogue(catalogue)) });
+            }
+        }
+    }
+
+    pub(crate) fn on_gathered(&mut self, id: u64, out: Out) {
+        let Some((first, blocks)) = self.shared.domain.store.extent_of(id) else { return };
+        let live = self.map.layers().live(HeadId::VOLUME).expect("every volume has a live layer");
+        let pieces = self.map.resolve(Key::new(live, Lba(first)).0, blocks, &Pins::default()).unwrap_or_default();
+        let runs: Vec<LiveRun> =
+            pieces.into_iter().filter_map(|piece| LiveRun::of(piece.start, piece.value?)).collect();
+        self.shared.domain.store.on_gathered(id, self.basis.volume(), &runs);
+        self.send_offers(out);
+    }
+
+    /// These want to be members.
+    pub(crate) fn wants_members(&self) -> Option<Root> {
+        let joining = &self.shared.domain.store.joining;
+        if joining.is_empty() || !self.root().is_store() {
+            return None;
+        }
+        let mut root = self.root().clone();
+        let upto = SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX };
+        root.dependents.extend(joining.iter().map(|volume| Dependent { volume: *volume, upto }));
+        root.features = root.features.with(Feature::Stores);
+        Some(root)
+    }
+
+    pub(crate) fn on_members_changed(&mut self, out: Out) {
+        let joined: Vec<VolumeId> = self.shared.domain.store.joining.iter().copied().collect();
+        self.shared.domain.store.keep_members(self.basis.root());
+        joined.into_iter().for_each(|member| self.welcome(member, out));
+    }
+
+    fn welcome(&self, member: VolumeId, out: Out) {
+        let membership = self.shared.domain.store.membership(&self.basis);
+        self.talk(member, Talk::Joined { member, membership }, out);
+    }
+
+    // ---- what is told, and what comes back ----
+
+    pub(crate) fn on_talk(&mut self, from: VolumeId, talk: Talk, out: Out) {
+        if self.state != State::Open {
+            return;
+        }
+        let is_member = self.root().dependents.iter().any(|of| of.volume == from);
+        match talk {
+            Talk::Join { member } if self.root().is_store() => {
+                if self.root().dependents.iter().any(|of| of.volume == member) {
+                    return self.welcome(member, out);
+                }
+                self.shared.domain.store.joining.insert(member);
+                self.drive_root(out);
+            }
+            Talk::Report { segment, prints } if self.root().is_store() && is_member => {
+                let seen = Seen { volume: from, segment };
+                let (wanted, offers) = self.shared.domain.store.on_report(&self.basis, seen, &prints);
+                self.talk(from, Talk::Heard { segment, wanted, offers }, out);
+                self.send_offers(out);
+            }
+            Talk::Content { segment, prints, crcs, blocks } if self.root().is_store() && is_member => {
+                let from = Seen { volume: from, segment };
+                self.shared.domain.store.on_content(self.basis.now, from, (&prints, &crcs), &blocks);
+                self.drive_domain(out);
+            }
+            talk if self.root().is_store() => drop(talk),
+            talk => self.on_store_said(from, talk, out),
+        }
+    }
+
+    fn on_store_said(&mut self, store: VolumeId, talk: Talk, out: Out) {
+        let is_ours = self.shared.domain.member.membership().is_some_and(|of| of.store.volume == store);
+        match talk {
+            Talk::Joined { member, membership } if member == self.basis.volume() => {
+                let stores = &self.root().stores;
+                if self.shared.domain.member.wanted == Some(store) || stores.iter().any(|of| of.volume == store) {
+                    self.shared.domain.member.on_joined(membership);
+                    self.drive_root(out);
+                }
+            }
+            Talk::Heard { segment, wanted, offers } if is_ours => {
+                self.shared.domain.member.on_heard(segment, wanted.is_empty() && offers == 0);
+                if !wanted.is_empty() {
+                    self.send_content(store, segment, wanted, out);
+                }
+            }
+            Talk::Take { segment, offer } if is_ours => {
+                if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
+                    self.segments.set_printed(forgotten, false);
+                    self.shared.domain.printer.again(forgotten);
+                }
+            }
+            Talk::Catalogue(no) if is_ours => {
+                self.shared.domain.member.hear(no);
+                // The record waits for one.
+                self.wants.checkpoint = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn send_content(&mut self, store: VolumeId, segment: SegmentNo, wanted: Vec<Print>, out: Out) {
+        let Some(printed) = self.shared.domain.printer.last(segment) else {
+            self.segments.set_printed(segment, false);
+            return self.shared.domain.printer.again(segment);
+        };
+        let wanted: BTreeSet<Print> = wanted.into_iter().collect();
+        let places = (0..printed.prints.len()).filter(|at| wanted.contains(&printed.prints[*at]));
+        let places: Vec<usize> = places.collect();
+        let (blocks, crcs) = printed.content(&places);
+        let prints = places.iter().map(|at| printed.prints[*at]).collect();
+        self.talk(store, Talk::Content { segment, prints, crcs, blocks }, out);
+    }
+
+    pub(crate) fn on_sharing_meta(&mut self, token: u64, reply: MetaReply, out: Out) {
+        if self.state != State::Open {
+            return;
+        }
+        if !self.root().is_store() {
+            if token == META | self.shared.domain.token {
+                let epoch = self.epoch();
+                self.shared.domain.member.on_meta(epoch, reply);
+                self.drive_domain(out);
+            }
+            return;
+        }
+        let Some((_, ask)) = self.shared.domain.asked.take_if(|(asked, _)| *asked == token) else { return };
+        let MetaReply::Record { value, .. } = reply else { return };
+        match ask {
+            Ask::Names(member) => {
+                if let Some(names) = value.as_deref().and_then(|bytes| Names::decode(bytes).ok())
+                    && self.shared.domain.store.on_names(member, names)
+                {
+                    self.mark_kept();
+                }
+            }
+            Ask::Root(member) => {
+                let root = value.as_deref().map(Root::decode);
+                let is_gone = match root {
+                    None => true,
+                    Some(Ok(root)) => root.deleted && !root.is_placeholder(),
+                    Some(Err(_)) => false,
+                };
+                if is_gone {
+                    self.on_dependent(member, None);
+                }
+            }
+        }
+        self.drive_domain(out);
+    }
+
+    pub(crate) fn change_of_members(&self) -> Option<(Root, Change)> {
+        let members = self.wants_members().map(|root| (root, Change::Members));
+        members.or_else(|| Some((self.wants_store_named()?, Change::Store)))
+    }
+}

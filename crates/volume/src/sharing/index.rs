@@ -1,0 +1,164 @@
+//! Which blocks were seen where: a table of prints, of those that the memory is enough for.
+//!
+//! All prints are kept at first. When the table is full only half of them are: those of which one more bit is zero; and so
+//! on. Runs are found by what is left of them. Nothing relies on it: what it forgets is not shared.
+
+use holdfast_base::VolumeId;
+use holdfast_format::record::SegmentNo;
+use holdfast_format::talk::Print;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A segment that prints were seen in.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Seen {
+    pub(crate) volume: VolumeId,
+    pub(crate) segment: SegmentNo,
+}
+
+/// What a look-up finds.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Segments of the store that have some of it.
+    pub(crate) stored: BTreeSet<SegmentNo>,
+    /// Of the prints that were looked up, those that others have, too, or that came before.
+    pub(crate) alike: Vec<u32>,
+}
+
+/// Prints are as good as random.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        // The low bits are zero when only some are kept; the table goes by both ends.
+        self.0.rotate_right(24)
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only numbers are hashed");
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = n;
+    }
+}
+
+/// Of an entry: eight bytes of the print, four of where, one of the table's own, and what is free of it.
+const ENTRY_BYTES: usize = 24;
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    source: u32,
+    is_stored: bool,
+}
+
+pub(crate) struct PrintIndex {
+    entries_max: usize,
+    /// A print is kept where so many of its lowest bits are zero.
+    zero_bits: u32,
+    places: HashMap<u64, Place, BuildHasherDefault<AsItIs>>,
+    sources: Vec<Seen>,
+    numbers: BTreeMap<Seen, u32>,
+}
+
+impl std::fmt::Debug for PrintIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} prints of {} segments, one in {}", self.places.len(), self.sources.len(), self.rate())
+    }
+}
+
+impl Default for PrintIndex {
+    fn default() -> PrintIndex {
+        PrintIndex::of_bytes(super::store::MEMORY_MAX)
+    }
+}
+
+impl PrintIndex {
+    pub(crate) fn of_bytes(bytes: usize) -> PrintIndex {
+        PrintIndex {
+            entries_max: bytes / ENTRY_BYTES,
+            zero_bits: 0,
+            places: HashMap::default(),
+            sources: Vec::new(),
+            numbers: BTreeMap::new(),
+        }
+    }
+
+    /// One of so many prints is kept.
+    pub(crate) fn rate(&self) -> u32 {
+        1 << self.zero_bits
+    }
+
+    /// What is kept of a print, if it is kept.
+    fn key_of(&self, print: Print) -> Option<u64> {
+        let key = print.0 as u64;
+        (key.trailing_zeros() >= self.zero_bits).then_some(key)
+    }
+
+    fn number_of(&mut self, seen: Seen) -> u32 {
+        *self.numbers.entry(seen).or_insert_with(|| {
+            self.sources.push(seen);
+            self.sources.len() as u32 - 1
+        })
+    }
+
+    /// Who else has these, and which of them came before; from here on they were seen there.
+    pub(crate) fn look_up(&mut self, seen: Seen, prints: &[Print]) -> Found {
+        let (source, mut found) = (self.number_of(seen), Found::default());
+        let mut own = BTreeSet::new();
+        for (at, print) in (0..).zip(prints) {
+            let Some(key) = self.key_of(*print) else { continue };
+            match self.places.get(&key) {
+                Some(place) if place.is_stored => {
+                    found.stored.insert(self.sources[place.source as usize].segment);
+                }
+                Some(place) if place.source != source || own.contains(&key) => found.alike.push(at),
+                _ => {
+                    self.places.insert(key, Place { source, is_stored: false });
+                }
+            }
+            own.insert(key);
+        }
+        self.make_room();
+        found
+    }
+
+    /// The store has these, in that segment. Who was seen to have them.
+    pub(crate) fn store(&mut self, stored: Seen, prints: &[Print]) -> BTreeSet<Seen> {
+        let (source, mut holders) = (self.number_of(stored), BTreeSet::new());
+        for print in prints {
+            let Some(key) = self.key_of(*print) else { continue };
+            let former = self.places.insert(key, Place { source, is_stored: true });
+            if let Some(former) = former.filter(|former| !former.is_stored) {
+                holders.insert(self.sources[former.source as usize]);
+            }
+        }
+        self.make_room();
+        holders
+    }
+
+    pub(crate) fn is_stored(&self, print: Print) -> bool {
+        self.key_of(print).and_then(|key| self.places.get(&key)).is_some_and(|place| place.is_stored)
+    }
+
+    /// Nobody has anything of it there any more.
+    pub(crate) fn forget(&mut self, seen: Seen) {
+        if let Some(number) = self.numbers.remove(&seen) {
+            self.places.retain(|_, place| place.source != number);
+        }
+    }
+
+    fn make_room(&mut self) {
+        while self.places.len() > self.entries_max {
+            self.zero_bits += 1;
+            let zero_bits = self.zero_bits;
+            self.places.retain(|key, _| key.trailing_zeros() >= zero_bits);
+        }
+    }
+
+    pub(crate) fn verify(&self) {
+        assert!(self.places.len() <= self.entries_max, "the table is as large as it may be");
+        assert!(self.numbers.len() <= self.sources.len(), "each segment has a number");
+    }
+}

@@ -1,0 +1,163 @@
+//! Fingerprints of what a volume holds: a walk over its segments, each of which is read once and told of.
+//!
+//! States: walking over the table -> looking what lives in a segment, and reading it (a pass of the cleaner) -> printing
+//! (a worker has the blocks) -> told. What was printed since the volume was opened is passed over, so a walk that finds
+//! nothing costs no reads. Where nobody comes to it, or the segment can't be read, the walk rests and goes on.
+//!
+//! The blocks of the last segment that was printed are kept for a moment: of those some may be wanted.
+
+use crate::care::{Around, LiveRun};
+use crate::segment::{Kind, SegmentInfo};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, block_crcs};
+use holdfast_format::record::SegmentNo;
+use holdfast_format::talk::Print;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A worker that does not come to it in that time is not waited for.
+const PRINTING_MAX: Duration = Duration::from_secs(5);
+
+/// How long blocks that were printed are kept.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+
+/// Told apart from jobs of the segment writer.
+pub(crate) const PRINT_JOB: u64 = 1 << 63;
+
+/// A segment whose blocks are being printed.
+#[derive(Debug)]
+struct Printing {
+    segment: SegmentNo,
+    runs: Vec<LiveRun>,
+    blocks: Vec<Buf>,
+    until: Instant,
+}
+
+/// One that was.
+#[derive(Debug)]
+pub(crate) struct Printed {
+    pub(crate) segment: SegmentNo,
+    /// In order of keys.
+    pub(crate) runs: Vec<LiveRun>,
+    pub(crate) prints: Vec<Print>,
+    blocks: Vec<Buf>,
+    at: Instant,
+}
+
+impl Printed {
+    /// These blocks, and their checksums.
+    pub(crate) fn content(&self, places: &[usize]) -> (Vec<u8>, Vec<BlockCrc>) {
+        let each: Vec<&[u8]> = self.blocks.iter().flat_map(|piece| piece.chunks_exact(BLOCK_BYTES)).collect();
+        let bytes = places.iter().map(|at| each[*at]).collect::<Vec<_>>().concat();
+        let crcs = block_crcs(&bytes);
+        (bytes, crcs)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Printer {
+    next: SegmentNo,
+    rests_until: Instant,
+    /// These are printed again, whatever was.
+    again: BTreeSet<SegmentNo>,
+    jobs: u64,
+    printing: Option<Printing>,
+    last: Option<Printed>,
+    /// Prints of blocks that were printed since the volume was opened.
+    pub(crate) blocks: u64,
+}
+
+impl Printer {
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.next == SegmentNo::default() && self.again.is_empty() && self.printing.is_none()
+    }
+
+    pub(crate) fn is_printing(&self) -> bool {
+        self.printing.is_some()
+    }
+
+    /// Prints the segment again, since who was told of it has forgotten.
+    pub(crate) fn again(&mut self, no: SegmentNo) {
+        self.again.insert(no);
+    }
+
+    /// The next segment that is to be printed, if there is one; of old ones, while guests come and go.
+    pub(crate) fn take(
+        &mut self,
+        around: &Around<'_>,
+        is_left_alone: impl Fn(SegmentNo) -> bool,
+        guests_are_away: bool,
+    ) -> Option<SegmentNo> {
+        let is_whole = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible();
+        while let Some(no) = self.again.pop_first() {
+            if around.segments.get(no).is_some_and(is_whole) && !is_left_alone(no) {
+                return Some(no);
+            }
+        }
+        if around.basis.now < self.rests_until {
+            return None;
+        }
+        let own = around.basis.root().own_numbers();
+        let mut ahead = around.segments.iter_from(self.next.max(own.first)).take(around.basis.config.search_step);
+        let found = ahead.find(|(no, info)| {
+            let is_old = guests_are_away || around.map.heat_class(info.born) > 0;
+            own.contains(*no) && is_whole(info) && is_old && !info.printed && !is_left_alone(*no)
+        });
+        match found {
+            Some((no, _)) => self.next = no,
+            None => self.rest(around),
+        }
+        found.map(|(no, _)| no)
+    }
+
+    pub(crate) fn rest(&mut self, around: &Around<'_>) {
+        (self.next, self.rests_until) = (SegmentNo::default(), around.basis.now + around.basis.config.repack_every);
+    }
+
+    /// What lives of it was read: a worker is to print it, under this number.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        segment: SegmentNo,
+        runs: Vec<LiveRun>,
+        blocks: &[Buf],
+    ) -> (u64, Instant) {
+        let until = now + PRINTING_MAX;
+        self.printing = Some(Printing { segment, runs, blocks: blocks.to_vec(), until });
+        self.jobs += 1;
+        (PRINT_JOB | self.jobs, until)
+    }
+
+    /// The worker has done it, or nobody came to it.
+    pub(crate) fn on_printed(&mut self, now: Instant, job: u64, prints: Option<Vec<Print>>) -> Option<&Printed> {
+        if job != PRINT_JOB | self.jobs {
+            return None;
+        }
+        let Printing { segment, runs, blocks, .. } = self.printing.take()?;
+        let count: u64 = runs.iter().map(LiveRun::blocks).sum();
+        let prints = prints.filter(|prints| prints.len() as u64 == count)?;
+        self.blocks += count;
+        self.last = Some(Printed { segment, runs, prints, blocks, at: now });
+        self.last.as_ref()
+    }
+
+    /// True where what is being printed is given up.
+    pub(crate) fn on_tick(&mut self, now: Instant) -> bool {
+        if self.last.as_ref().is_some_and(|last| now.since(last.at) >= KEPT_FOR) {
+            self.last = None;
+        }
+        self.printing.take_if(|printing| printing.until <= now).is_some()
+    }
+
+    /// The last one that was printed, if it is that.
+    pub(crate) fn last(&self, segment: SegmentNo) -> Option<&Printed> {
+        self.last.as_ref().filter(|last| last.segment == segment)
+    }
+}
+
+/// Prints by where blocks lie in their segment.
+pub(crate) type ByPosition = BTreeMap<u32, Print>;
+
+pub(crate) fn by_position(printed: &Printed) -> ByPosition {
+    let positions = printed.runs.iter().flat_map(LiveRun::positions);
+    positions.zip(printed.prints.iter().copied()).collect()
+}

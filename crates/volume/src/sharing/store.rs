@@ -1,0 +1,413 @@
+//! A store: a volume without clients, whose blocks the members of its sharing domain name in place of their own (protocol
+//! rule 28). Its owner finds what is alike, has it copied once, and offers it; it is in the way of no read and no write.
+//!
+//! **What is alike** it learns from reports: prints of all that lives in a segment of a member. The [`PrintIndex`] tells
+//! which were seen before. Runs of them are wanted of whoever reported last, who has just read them.
+//!
+//! **A segment of the store** is what was wanted, in the order of its runs, so that a file stays in one piece. It is
+//! written as bulk writes are, and packed. Then it is offered to all who reported any of it. The store's own segments are
+//! printed as members' are: so it learns what it has when it is opened.
+//!
+//! **What nobody names** goes. A segment of which the store's map names nothing any more is *withdrawn*: from the next
+//! state of the catalogue on it is offered to nobody. It is freed when each member has published, in that state or a
+//! later one, a list without it ([`Store::may_name`]).
+//!
+//! Limits: [`MEMORY_MAX`] for the index; prints of [`LISTS_MAX`] segments; one segment's worth of content is gathered.
+
+use super::index::{PrintIndex, Seen};
+use super::print::Printed;
+use crate::basis::Basis;
+use crate::care::LiveRun;
+use crate::map::Stored;
+use crate::segment::Segments;
+use crate::segment::writer::{JobKind, Work};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, VolumeId, block_crcs};
+use holdfast_format::packing::StoredLengths;
+use holdfast_format::record::{CommitExtent, SegmentNo, SharedRun, SharedSegment, Source};
+use holdfast_format::root::Root;
+use holdfast_format::sharing::{CatalogueNo, Names, Store as StoreOf};
+use holdfast_format::talk::{Membership, Offer, Print};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Of the index.
+pub(crate) const MEMORY_MAX: usize = 48 << 20;
+
+/// Prints of so many segments are kept: eight mebibytes, with a thousand blocks in each.
+const LISTS_MAX: usize = 256;
+
+/// Content that was gathered is written after this long, however little it is.
+const GATHER_MAX: Duration = Duration::from_secs(2);
+
+/// Offers that wait for the prints of their segment.
+const DUE_MAX: usize = 4096;
+
+/// Content that has not come by then is wanted no more.
+const WANTED_FOR: Duration = Duration::from_secs(10);
+
+/// A segment of which nobody names anything is forgotten this long after it was offered last.
+const OFFERED_FOR: Duration = Duration::from_secs(600);
+
+/// A segment of the store, as it is offered.
+#[derive(Debug)]
+struct List {
+    run: SharedRun,
+    prints: Vec<Print>,
+    crcs: Vec<BlockCrc>,
+}
+
+/// Content that is being gathered into a segment.
+#[derive(Debug, Default)]
+struct Content {
+    blocks: Vec<Buf>,
+    prints: Vec<Print>,
+    crcs: Vec<BlockCrc>,
+    from: BTreeSet<Seen>,
+    since: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    counter: u64,
+    index: PrintIndex,
+    lists: BTreeMap<SegmentNo, List>,
+    order: VecDeque<SegmentNo>,
+    content: Content,
+    /// Asked for, of whom, and when that was.
+    wanted: BTreeMap<Print, Seen>,
+    wanted_at: Instant,
+    gathering: BTreeMap<u64, (Content, u64)>,
+    next_gather: u64,
+    /// The first block of its address space that nothing was ever put at, since the volume was opened.
+    next_block: Option<u64>,
+    due: VecDeque<(VolumeId, SegmentNo, SegmentNo)>,
+    /// These want to be members.
+    pub(crate) joining: BTreeSet<VolumeId>,
+    published: BTreeMap<VolumeId, Names>,
+    withdrawn: BTreeMap<SegmentNo, CatalogueNo>,
+    offered_at: BTreeMap<SegmentNo, Instant>,
+    pub(crate) gathered_blocks: u64,
+}
+
+impl Store {
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.content.blocks.is_empty() && self.gathering.is_empty() && self.due.is_empty() && self.joining.is_empty()
+    }
+
+    /// What a member is told.
+    pub(crate) fn membership(&self, basis: &Basis) -> Membership {
+        let (volume, epoch) = (basis.volume(), basis.epoch());
+        // Each store has so many epochs of its own (see `Store` of the format).
+        let first = holdfast_base::Epoch(epoch.0 & !(STORE_SPAN - 1));
+        let store = StoreOf { volume, first, last: holdfast_base::Epoch(first.0 + (STORE_SPAN - 1)) };
+        Membership { store, print_key: print_key_of(volume), catalogue: self.catalogue(basis) }
+    }
+
+    pub(crate) fn catalogue(&self, basis: &Basis) -> CatalogueNo {
+        CatalogueNo { epoch: basis.epoch(), counter: self.counter }
+    }
+
+    // ---- what is alike ----
+
+    /// A member has so much in a segment: what of it is wanted, and how many offers follow.
+    pub(crate) fn on_report(&mut self, basis: &Basis, seen: Seen, prints: &[Print]) -> (Vec<Print>, u32) {
+        let found = self.index.look_up(seen, prints);
+        for no in &found.stored {
+            self.make_due(seen.volume, seen.segment, *no);
+        }
+        let gap_max = self.index.rate();
+        // The first block of each run, and how many it has.
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for at in found.alike {
+            match runs.last_mut() {
+                Some((first, count)) if at - (*first + *count) < gap_max => *count = at + 1 - *first,
+                _ => runs.push((at, 1)),
+            }
+        }
+        let long = runs.iter().filter(|(_, count)| *count >= basis.config.share_run_min);
+        let alike = long.flat_map(|(first, count)| &prints[*first as usize..(first + count) as usize]);
+        // What was asked of another one is on its way.
+        let is_free = |print: &&Print| self.wanted.get(print).is_none_or(|of| *of == seen);
+        let wanted: Vec<Print> = alike.filter(is_free).copied().collect();
+        if !wanted.is_empty() {
+            self.wanted_at = basis.now;
+            self.wanted.extend(wanted.iter().map(|print| (*print, seen)));
+        }
+        (wanted, found.stored.len() as u32)
+    }
+
+    /// Blocks that were wanted. False where they are not what they should be.
+    pub(crate) fn on_content(
+        &mut self,
+        now: Instant,
+        from: Seen,
+        (prints, crcs): (&[Print], &[BlockCrc]),
+        blocks: &[u8],
+    ) -> bool {
+        let is_whole = blocks.len() == prints.len() * BLOCK_BYTES && crcs.len() == prints.len();
+        if !is_whole || block_crcs(blocks) != crcs {
+            return false;
+        }
+        for ((print, crc), block) in prints.iter().zip(crcs).zip(blocks.chunks_exact(BLOCK_BYTES)) {
+            // Once is enough: it may be on its way already, or twice in what has come.
+            if self.wanted.remove(print).is_none() || self.index.is_stored(*print) {
+                continue;
+            }
+            self.content.blocks.push(Buf::copy_from(block));
+            self.content.prints.push(*print);
+            self.content.crcs.push(*crc);
+        }
+        if !self.content.blocks.is_empty() {
+            self.content.from.insert(from);
+            self.content.since.get_or_insert(now);
+        }
+        true
+    }
+
+    /// What was gathered, where it is enough, or has waited for long enough. `first`: of its address space what nothing
+    /// was ever put at.
+    pub(crate) fn close(&mut self, basis: &Basis, first: impl FnOnce() -> u64) -> Option<Work> {
+        let payload_blocks = basis.config.segment_payload_bytes as usize / BLOCK_BYTES;
+        let is_full = self.content.blocks.len() >= payload_blocks;
+        let is_late = self.content.since.is_some_and(|since| basis.now.since(since) >= GATHER_MAX);
+        if !is_full && !is_late {
+            return None;
+        }
+        let count = self.content.blocks.len().min(payload_blocks);
+        let block = *self.next_block.get_or_insert_with(first);
+        let end = block + count as u64;
+        if end * BLOCK_BYTES as u64 > basis.root().size_bytes {
+            // Every address was used once.
+            self.content = Content::default();
+            return None;
+        }
+        let rest = Content {
+            blocks: self.content.blocks.split_off(count),
+            prints: self.content.prints.split_off(count),
+            crcs: self.content.crcs.split_off(count),
+            from: self.content.from.clone(),
+            since: Some(basis.now),
+        };
+        let content = std::mem::replace(&mut self.content, rest);
+        if self.content.blocks.is_empty() {
+            self.content = Content::default();
+        }
+        self.next_block = Some(end);
+        let id = self.next_gather;
+        self.next_gather += 1;
+        let extents = vec![CommitExtent { key: Key(block), blocks: count as u32, source: Source::Direct }];
+        let (payload, crcs) = (content.blocks.clone(), content.crcs.clone());
+        self.gathering.insert(id, (content, block));
+        Some(Work { extents, payload, crcs, ..Work::new(JobKind::Gather { id }) })
+    }
+
+    /// There is no room for it.
+    pub(crate) fn on_refused(&mut self, id: u64) {
+        self.gathering.remove(&id);
+    }
+
+    /// The first block, and how many, of what was gathered.
+    pub(crate) fn extent_of(&self, id: u64) -> Option<(u64, u64)> {
+        self.gathering.get(&id).map(|(content, block)| (*block, content.prints.len() as u64))
+    }
+
+    /// It is a part of the store: there. All who have it hear of that.
+    pub(crate) fn on_gathered(&mut self, id: u64, own: VolumeId, runs: &[LiveRun]) {
+        let Some((content, _)) = self.gathering.remove(&id) else { return };
+        let segment = self.keep_list(runs, &content.prints);
+        self.gathered_blocks += content.prints.len() as u64;
+        let Some(segment) = segment else { return };
+        let holders = self.index.store(Seen { volume: own, segment }, &content.prints);
+        for Seen { volume, segment: of_member } in holders.into_iter().chain(content.from) {
+            self.make_due(volume, of_member, segment);
+        }
+    }
+
+    /// One of the store's own segments was printed.
+    pub(crate) fn on_own_printed(&mut self, own: VolumeId, printed: &Printed) {
+        if let Some(segment) = self.keep_list(&printed.runs, &printed.prints) {
+            let holders = self.index.store(Seen { volume: own, segment }, &printed.prints);
+            for Seen { volume, segment: of_member } in holders {
+                self.make_due(volume, of_member, segment);
+            }
+        }
+    }
+
+    /// Keeps what a segment holds, if that is one run.
+    fn keep_list(&mut self, runs: &[LiveRun], prints: &[Print]) -> Option<SegmentNo> {
+        let segment = runs.first()?.segment;
+        let run = one_run(runs)?;
+        let crcs = runs.iter().flat_map(|run| run.crcs.as_slice().iter().copied()).collect();
+        if self.lists.insert(segment, List { run, prints: prints.to_vec(), crcs }).is_none() {
+            self.order.push_back(segment);
+        }
+        while self.order.len() > LISTS_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.lists.remove(&oldest);
+        }
+        Some(segment)
+    }
+
+    fn make_due(&mut self, member: VolumeId, segment: SegmentNo, stored: SegmentNo) {
+        let due = (member, segment, stored);
+        if self.due.len() < DUE_MAX && !self.due.contains(&due) {
+            self.due.push_back(due);
+        }
+    }
+
+    /// The next offer, and whom it is for; or a segment of the store's own that is to be printed first.
+    pub(crate) fn next_offer(
+        &mut self,
+        basis: &Basis,
+        segments: &Segments,
+    ) -> Option<(VolumeId, SegmentNo, Result<Offer, SegmentNo>)> {
+        while let Some((member, of_member, segment)) = self.due.pop_front() {
+            let info = segments.get(segment).filter(|info| info.is_visible());
+            let is_member = basis.root().dependents.iter().any(|of| of.volume == member);
+            let (Some(info), true) = (info, is_member && !self.withdrawn.contains_key(&segment)) else { continue };
+            let Some(List { run, prints, crcs }) = self.lists.get(&segment) else {
+                return Some((member, of_member, Err(segment)));
+            };
+            self.offered_at.insert(segment, basis.now);
+            let shared = SharedSegment { segment, geometry: info.geometry, homes: info.homes.clone() };
+            let offer = Offer {
+                catalogue: self.catalogue(basis),
+                shared,
+                run: run.clone(),
+                prints: prints.clone(),
+                crcs: crcs.clone(),
+            };
+            return Some((member, of_member, Ok(offer)));
+        }
+        None
+    }
+
+    // ---- what nobody names ----
+
+    /// Nothing of these is in the store's map any more: they are offered to nobody from the next state on. True where that
+    /// makes one.
+    pub(crate) fn withdraw(&mut self, basis: &Basis, dead: impl Iterator<Item = SegmentNo>) -> bool {
+        let new: Vec<SegmentNo> = dead.filter(|no| !self.withdrawn.contains_key(no)).collect();
+        if new.is_empty() {
+            return false;
+        }
+        self.counter += 1;
+        let catalogue = self.catalogue(basis);
+        for no in new {
+            self.withdrawn.insert(no, catalogue);
+            self.offered_at.remove(&no);
+            self.lists.remove(&no);
+            self.order.retain(|of| *of != no);
+            self.index.forget(Seen { volume: basis.volume(), segment: no });
+        }
+        true
+    }
+
+    /// What was wanted and did not come may be asked for again.
+    pub(crate) fn on_tick(&mut self, now: Instant) {
+        if now.since(self.wanted_at) >= WANTED_FOR {
+            self.wanted.clear();
+        }
+    }
+
+    pub(crate) fn is_waiting_for_lists(&self) -> bool {
+        !self.withdrawn.is_empty()
+    }
+
+    /// These are gone.
+    pub(crate) fn settle(&mut self, segments: &Segments) {
+        self.withdrawn.retain(|no, _| segments.get(*no).is_some());
+    }
+
+    /// A member has published that. True where it is news.
+    pub(crate) fn on_names(&mut self, member: VolumeId, names: Names) -> bool {
+        let is_news = self.published.get(&member) != Some(&names);
+        self.published.insert(member, names);
+        is_news
+    }
+
+    pub(crate) fn keep_members(&mut self, root: &Root) {
+        let is_member = |volume: &VolumeId| root.dependents.iter().any(|of| of.volume == *volume);
+        self.published.retain(|member, _| is_member(member));
+        self.joining.retain(|member| !is_member(member));
+    }
+
+    /// Whether a member may name the segment, now or later.
+    pub(crate) fn may_be_named(&self, basis: &Basis, no: SegmentNo) -> bool {
+        let members = &basis.root().dependents;
+        match self.withdrawn.get(&no) {
+            None => !members.is_empty(),
+            Some(_) if basis.config.mutations.frees_on_any_list() => {
+                members.iter().any(|of| self.published.get(&of.volume).is_some_and(|names| names.ranges.contains(no)))
+            }
+            Some(since) => members.iter().any(|of| {
+                let names = self.published.get(&of.volume);
+                names.is_none_or(|names| names.catalogue < *since || names.ranges.contains(no))
+            }),
+        }
+    }
+
+    /// A segment that no member names, as far as they have published, and that was offered to nobody for long.
+    pub(crate) fn unnamed(&self, basis: &Basis, segments: &Segments) -> Option<SegmentNo> {
+        let members = &basis.root().dependents;
+        let is_named = |no: SegmentNo| {
+            let may_name = |names: Option<&Names>| names.is_none_or(|names| names.ranges.contains(no));
+            members.iter().any(|of| may_name(self.published.get(&of.volume)))
+        };
+        let is_old = |no: &SegmentNo| {
+            let since = self.offered_at.get(no).copied().unwrap_or(basis.opened_at);
+            basis.now.since(since) >= OFFERED_FOR.min(basis.config.repack_every * 60)
+        };
+        let data = segments.own().filter(|(_, info)| info.kind == crate::segment::Kind::Data && info.is_visible());
+        data.map(|(no, _)| no).filter(is_old).find(|no| !is_named(*no))
+    }
+
+    pub(crate) fn verify(&self) {
+        assert_eq!(self.order.len(), self.lists.len(), "lists are in order");
+        assert_eq!(self.content.blocks.len(), self.content.prints.len());
+        self.index.verify();
+    }
+}
+
+/// Epochs of each store.
+pub(crate) const STORE_SPAN: u64 = 1 << 32;
+
+/// Of a store: the same for all of its owners, so that what was printed once is known by all. It is no secret, and needs
+/// not be one: prints leave no host, and who knows the key still can't make two blocks that have one.
+fn print_key_of(volume: VolumeId) -> [u8; 32] {
+    let mut key = *b"holdfast print key 1............";
+    key[16..].copy_from_slice(&volume.0.to_le_bytes());
+    key
+}
+
+/// Runs that follow each other in their segment, as one.
+fn one_run(runs: &[LiveRun]) -> Option<SharedRun> {
+    let first = runs.first()?;
+    match &first.stored {
+        Stored::Plain { block } => {
+            let mut end = *block;
+            for run in runs {
+                let Stored::Plain { block } = run.stored else { return None };
+                if block != end || run.segment != first.segment {
+                    return None;
+                }
+                end += run.blocks() as u32;
+            }
+            Some(SharedRun::Plain { block: *block })
+        }
+        Stored::Packed { granule, .. } => {
+            let (mut all, mut end) = (Vec::new(), None);
+            for run in runs {
+                let Stored::Packed { granule, lengths } = &run.stored else { return None };
+                let expected = end.map(|end| lengths.iter().next().map_or(end, |length| length.start_after(end)));
+                if expected.is_some_and(|expected| expected != *granule) || run.segment != first.segment {
+                    return None;
+                }
+                all.extend(lengths.iter());
+                end = Some(lengths.end_from(*granule));
+            }
+            Some(SharedRun::Packed { granule: *granule, lengths: StoredLengths::new(all) })
+        }
+    }
+}
