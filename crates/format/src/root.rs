@@ -197,6 +197,11 @@ impl Root {
         self.origins.iter().find(|origin| no.epoch <= origin.upto).map_or(self.volume, |origin| origin.volume)
     }
 
+    /// Whether a segment with this number is a store's that this volume shares content of.
+    pub fn is_stores(&self, no: SegmentNo) -> bool {
+        !self.is_store() && no.epoch >= STORE_EPOCHS
+    }
+
     /// The lowest number that a segment of the volume itself may have.
     pub fn first_own(&self) -> SegmentNo {
         self.origins.last().map_or_else(SegmentNo::default, |o| SegmentNo { epoch: o.upto.next(), counter: 0 })

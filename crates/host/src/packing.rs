@@ -263,6 +263,7 @@ impl Packing {
 mod tests {
     use super::*;
     use holdfast_format::packing::Codec;
+    use holdfast_volume::Way;
 
     const SHARE: PackingShare = PackingShare { busy_per_mille: 100, idle_per_mille: 500 };
 

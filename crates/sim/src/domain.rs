@@ -77,9 +77,21 @@ impl Run {
         let volume_at = |r: &Run, at| r.separate.number_at(at).map_or(VOLUME, id_of);
         let target = if to == VOLUME { self.current } else { self.separate.at_of(to) };
         let from = volume_at(self, from);
+        if let Some(held) = self.separate.held_offers.as_mut().filter(|_| matches!(*talk, Talk::Take { .. })) {
+            return held.push((to, Event::Talk { from, talk }));
+        }
         let (is_lost, us) = self.separate.fate_of_talk(LOST);
         if let Some(target) = target.filter(|_| !is_lost) {
             self.world.tell_later(target, Duration::from_micros(us), Event::Talk { from, talk });
+        }
+    }
+
+    /// What was held back arrives.
+    pub(crate) fn release_offers(&mut self) {
+        for (to, event) in self.separate.held_offers.take().unwrap_or_default() {
+            if let Some(at) = self.separate.at_of(to) {
+                self.world.tell_later(at, Duration::from_micros(100), event);
+            }
         }
     }
 

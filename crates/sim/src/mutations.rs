@@ -50,7 +50,6 @@ pub const MUTATIONS: &[Mutation] = &[
     mutation!(volume_mutations.hides_twice, "decision 0005"),
     mutation!(volume_mutations.forgets_dependents, "rule 19"),
     mutation!(volume_mutations.frees_on_any_list, "rule 28"),
-    mutation!(volume_mutations.takes_old_offers, "rule 28"),
     mutation!(volume_mutations.quiesce_tells, "rule 14"),
     mutation!(volume_mutations.one_key_for_all_ledgers, "rule 21"),
     mutation!(volume_mutations.one_key_for_all_segments, "rule 21"),

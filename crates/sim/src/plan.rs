@@ -102,6 +102,8 @@ pub struct Plan {
     pub separate_max: usize,
     /// There is a sharing domain: a store, and two volumes that often hold the same.
     pub sharing: bool,
+    /// What nobody names is forgotten by a store after so long.
+    pub forget_after: Duration,
     /// Groups of snapshots are taken now and then.
     pub groups: bool,
     /// Disks are drained now and then.
@@ -199,6 +201,11 @@ impl Plan {
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             separate_max: *Prng::new(seed ^ 0xfa31).pick(&[0, 0, 2, 4]),
             sharing: Prng::new(seed ^ 0x5a4e).chance(300),
+            forget_after: *Prng::new(seed ^ 0xf049e7).pick(&[
+                Duration::from_millis(20),
+                Duration::from_millis(300),
+                Duration::from_secs(12),
+            ]),
             groups: Prng::new(seed ^ 0x6709).chance(400),
             drains: Prng::new(seed ^ 0xd5a1).chance(300),
             relayouts: Prng::new(seed ^ 0x1a70).chance(250),
@@ -262,6 +269,8 @@ impl Plan {
         plan.sharing &= plan.profile != Profile::Full && !plan.encrypted && !plan.loses_metadata;
         if plan.sharing {
             plan.disk_bytes += 12 * plan.volume_bytes;
+            // Content has to be written, to cool and to be told of: guests take their time.
+            plan.think_us = plan.think_us.max(1_000) * 12;
         }
         if plan.profile != Profile::Full {
             // Each may hold the whole volume once more.

@@ -46,6 +46,7 @@ impl Setup {
         (plan.batch_records_max, plan.disk_in_flight_max, plan.requests) = (512, 64, 0);
         (plan.rebuild_after, plan.scrub_every) = (Duration::from_secs(600), Duration::from_secs(3600));
         (plan.slow_after, plan.audit_every) = (Duration::from_secs(30), Duration::from_secs(1));
+        plan.forget_after = Duration::from_secs(12);
         plan.weights = crate::faults::Weights::default();
         (plan.rotten, plan.greet_early, plan.mixed, plan.loses_metadata) = (None, false, false, false);
         Setup { plan }
@@ -354,6 +355,15 @@ impl Cluster {
     /// Waits until somebody has it open.
     pub fn until_open(&mut self, member: usize) {
         self.until("the member is open", |s| s.run.is_member_open(member));
+    }
+
+    /// Offers of stores are on their way until they are released.
+    pub fn hold_offers(&mut self) {
+        self.run.separate.held_offers = Some(Vec::new());
+    }
+
+    pub fn release_offers(&mut self) {
+        self.run.release_offers();
     }
 
     /// Blocks that a member has named in its store, since it was opened.

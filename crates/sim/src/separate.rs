@@ -114,6 +114,8 @@ pub(crate) struct SeparateClones {
     next_token: u64,
     next_version: Version,
     next_name: u32,
+    /// Offers of stores that are on their way for as long as a scenario wants, if it does.
+    pub(crate) held_offers: Option<Vec<(VolumeId, Event)>>,
 }
 
 pub(crate) fn id_of(number: usize) -> VolumeId {
@@ -131,6 +133,7 @@ impl SeparateClones {
             next_token: TOKENS,
             next_version: VERSIONS,
             next_name: 0,
+            held_offers: None,
         }
     }
 
@@ -167,7 +170,12 @@ impl SeparateClones {
 
     /// Whether a message is lost, as so many of a thousand are, and how long it takes.
     pub(crate) fn fate_of_talk(&mut self, lost: u32) -> (bool, u64) {
-        (self.prng.chance(lost), self.prng.between(30, 4_000))
+        let us_max = match self.prng.below(10) {
+            0..6 => 4_000,
+            6..8 => 200_000,
+            _ => 3_000_000,
+        };
+        (self.prng.chance(lost), self.prng.between(30, us_max))
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Member)> {
@@ -474,9 +482,13 @@ impl Run {
         }
     }
 
-    /// Origins hear what their dependents say, or said some time ago.
+    /// Origins hear what their dependents say, or said some time ago; stores, which members are gone.
     fn tell_origins(&mut self) {
         for i in 0..self.separate.members.len() {
+            let Member { stage, store, .. } = self.separate.members[i];
+            if let Some(at) = store.filter(|_| stage == Stage::Gone).and_then(|store| self.member_at(store)) {
+                self.world.tell(at, Event::Dependent { volume: id_of(i + 1), names: None });
+            }
             let (stage, origin) = (self.separate.members[i].stage, self.separate.members[i].origin);
             if matches!(stage, Stage::Asked(_)) || !self.separate.prng.chance(400) {
                 continue;
@@ -538,8 +550,12 @@ impl Run {
                     _ => What::Discard,
                 };
                 // As long as the guests' that are not bulk: a journal's units are small here.
-                let len = self.separate.prng.between(1, 12) * BLOCK;
-                let offset = self.separate.prng.below((size - len) / BLOCK + 1) * BLOCK;
+                let mut len = self.separate.prng.between(1, 12) * BLOCK;
+                let mut offset = self.separate.prng.below((size - len) / BLOCK + 1) * BLOCK;
+                if is_alike && self.separate.prng.chance(800) {
+                    // Where others write the same, too.
+                    (offset, len) = (offset % (1 << 20) / (8 * BLOCK) * (8 * BLOCK), 8 * BLOCK);
+                }
                 self.ask_member(number, what, offset, len);
             }
         }

@@ -139,7 +139,7 @@ impl Run {
         let mut nemesis = Nemesis::new(prng.fork(), failures, plan.weights);
         nemesis.spares_nodes = !plan.layout.is_on_devices();
         // Of a nested layout all copies lie on one node while the other is away.
-        nemesis.rots_one_disk = plan.layout.is_on_devices() || plan.layout.is_nested();
+        nemesis.rots_one_disk = plan.layout.is_on_devices() || plan.layout.is_nested() || plan.relayouts;
         for n in 0..plan.nodes {
             let mut config = store::NodeConfig::new(world.grid, NodeId(n as u32 + 1), InstanceId(0));
             config.mutations = plan.store_mutations;
@@ -239,7 +239,7 @@ impl Run {
         config.map_cache_bytes_max = plan.map_cache_bytes;
         config.segment_payload_bytes = plan.segment_bytes;
         config.direct_bytes_min = plan.direct_bytes;
-        config.share_run_min = 2;
+        (config.share_run_min, config.print_heat_min, config.forget_after) = (2, 0, plan.forget_after);
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);

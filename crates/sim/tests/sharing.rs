@@ -70,6 +70,35 @@ fn what_no_member_names_any_more_is_forgotten_and_freed() {
     cluster.finish();
 }
 
+/// Offers arrive when what they offer was forgotten, withdrawn and freed.
+fn take_late(takes_old_offers: bool) {
+    let mut cluster = setup(2830).with(|plan| plan.volume_mutations.takes_old_offers = takes_old_offers).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    cluster.hold_offers();
+    install(&mut cluster, &members, 77);
+    cluster.until("content is in the store", |s| s.shared_blocks(store) >= 400);
+    cluster.until_within(LONG, "the store is empty", |s| {
+        let space = s.member_status(store).space;
+        space.data_bytes + space.dead_bytes + space.kept_bytes == 0
+    });
+    cluster.release_offers();
+    cluster.pass(Duration::from_secs(2));
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
+}
+
+#[test]
+fn an_offer_of_what_was_withdrawn_meanwhile_is_not_taken() {
+    take_late(false);
+}
+
+#[test]
+fn a_member_that_takes_whatever_is_offered_loses_it() {
+    let lost = std::panic::catch_unwind(|| take_late(true));
+    assert!(lost.is_err(), "nobody saw that a member names what was freed");
+}
+
 #[test]
 fn a_member_that_is_deleted_holds_nothing() {
     let mut cluster = setup(2803).start();

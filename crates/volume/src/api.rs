@@ -64,6 +64,10 @@ pub struct Config {
     pub repack_every: Duration,
     /// Of a sharing domain's store: shorter runs of blocks that are alike are not worth a place of their own in the map.
     pub share_run_min: u32,
+    /// What is fingerprinted while guests come and go: what is as old as this class of heat, or older.
+    pub print_heat_min: u32,
+    /// A segment of it that no member names is forgotten this long after it was offered last.
+    pub forget_after: Duration,
     /// A write at least this long becomes a segment directly.
     pub direct_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
@@ -114,6 +118,8 @@ impl Config {
             segment_payload_bytes: 4 << 20,
             repack_every: Duration::from_secs(10),
             share_run_min: 8,
+            print_heat_min: 1,
+            forget_after: Duration::from_secs(600),
             direct_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,

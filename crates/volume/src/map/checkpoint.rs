@@ -487,15 +487,19 @@ impl Checkpointer {
     /// Segments that nothing names leave the table with this checkpoint; once it is durable they are freed. True when
     /// all have.
     ///
-    /// Between two slices the map goes on changing. Invariant: nothing dead is named again, so that what has left the
-    /// table is missed by nobody. What dies behind the walk is wanted to be freed anew, by another checkpoint.
+    /// Between two slices the map goes on changing. Invariant: nothing dead is named again, but of stores' segments, so that
+    /// what has left the table is missed by nobody. What dies behind the walk is wanted to be freed anew, by another checkpoint.
     fn condemn_some(&mut self, last: &mut Option<SegmentNo>, around: &mut Around<'_>) -> bool {
         while !around.has_sliced() {
             let looked_at: Vec<SegmentNo> = around.segments.unseen_after(*last).take(CONDEMNED_AT_ONCE).collect();
             around.turn.slice("checkpoint: dead segments are condemned", looked_at.len());
             for no in &looked_at {
-                let Some(kind) = around.segments.get(*no).map(|info| info.kind) else { continue };
-                let is_held = around.segments.is_unsettled(*no) || around.care.cleaner.is_victim(*no);
+                let Some(info) = around.segments.get(*no) else { continue };
+                let (kind, is_hidden) = (info.kind, info.is_live());
+                // A store's may be named again: not while leaves name what nobody sees.
+                let is_kept_known = is_hidden && around.basis.root().is_stores(*no);
+                around.wants.fold |= is_kept_known;
+                let is_held = is_kept_known || around.segments.is_unsettled(*no) || around.care.cleaner.is_victim(*no);
                 if !is_held && !around.shared.is_named(around.basis, *no, kind) {
                     self.condemn(*no, around);
                 }

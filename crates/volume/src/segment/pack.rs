@@ -72,7 +72,7 @@ impl Controller {
     /// By what blocks are packed that were written as they are, or by what was fast, while that is in nobody's way; and
     /// not where it would be written anew as soon as devices are back.
     pub(crate) fn packs_at_rest(&mut self) -> Option<Codec> {
-        if !self.packs() || !self.topology().is_as_wanted() {
+        if !self.packs() || self.root().is_store() || !self.topology().is_as_wanted() {
             self.care.repacker.stop();
             return None;
         }

@@ -15,11 +15,11 @@ use crate::segment::Kind;
 use crate::segment::task::Task;
 use crate::segment::writer::Aim;
 use crate::space::Need;
-use holdfast_base::{Buf, Epoch, HeadId, Key, Lba, MetaReply, MetaRequest, VolumeId};
+use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaRequest, VolumeId};
 use holdfast_cipher::PrintKey;
 use holdfast_format::features::Feature;
 use holdfast_format::record::{Record, SegmentNo};
-use holdfast_format::root::{Root, root_key};
+use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, Names, SegmentRanges, dependent_key};
 use holdfast_format::talk::{Print, Talk};
 use std::collections::{BTreeSet, VecDeque};
@@ -30,13 +30,6 @@ pub(crate) const META: u64 = 1 << 62;
 /// Runs of numbers in a member's record.
 const RANGES_MAX: usize = 1024;
 
-/// What a store asks of the metadata store.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ask {
-    Names(VolumeId),
-    Root(VolumeId),
-}
-
 /// The parts.
 #[derive(Debug, Default)]
 pub(crate) struct Domain {
@@ -44,10 +37,11 @@ pub(crate) struct Domain {
     pub(crate) member: super::Member,
     pub(crate) store: super::Store,
     /// What members have published is looked at one by one.
-    asks: VecDeque<Ask>,
-    asked: Option<(u64, Ask)>,
-    asked_at: holdfast_base::Instant,
-    looked_at: holdfast_base::Instant,
+    asks: VecDeque<VolumeId>,
+    asked: Option<(u64, VolumeId)>,
+    asked_at: Instant,
+    looked_at: Instant,
+    looks_for_unnamed_at: Instant,
     token: u64,
 }
 
@@ -79,7 +73,7 @@ impl Controller {
     }
 
     pub(crate) fn on_domain_serving(&mut self) {
-        let last = holdfast_base::Lsn(self.log.next_lsn().0 - 1);
+        let last = Lsn(self.log.next_lsn().0 - 1);
         self.shared.domain.member.on_serving(last);
     }
 
@@ -92,7 +86,7 @@ impl Controller {
         if self.state != State::Open || !self.is_in_domain() {
             return;
         }
-        if self.shared.domain.printer.on_tick(self.basis.now) {
+        if self.shared.domain.printer.on_tick(&self.basis) {
             self.end_pass();
         }
         if self.root().is_store() { self.drive_store(out) } else { self.drive_member(out) }
@@ -112,8 +106,14 @@ impl Controller {
             return Some((segment, Aim::Share));
         }
         let store = self.root().is_store();
-        if store && let Some(segment) = self.shared.domain.store.unnamed(&self.basis, &self.segments) {
+        let looks = store && self.basis.now >= self.shared.domain.looks_for_unnamed_at;
+        if looks && let Some(segment) = self.shared.domain.store.unnamed(&self.basis, &self.segments) {
             return Some((segment, Aim::Forget));
+        }
+        if looks {
+            // The walk over all segments has found none.
+            let pause = self.basis.config.forget_after / 10;
+            self.shared.domain.looks_for_unnamed_at = self.basis.now + pause;
         }
         if !store && !self.shared.domain.member.may_share() || !self.may_move_data(Need::Choice) {
             return None;
@@ -189,8 +189,7 @@ impl Controller {
             return;
         }
         let are_crcs = self.basis.config.key.is_none();
-        let mutations = self.basis.config.mutations;
-        match self.shared.domain.member.share(runs, are_crcs, mutations.takes_old_offers()) {
+        match self.shared.domain.member.share(runs, are_crcs) {
             Some(share) => {
                 let lsn = self.append_control(Record::Share(Box::new(share)), Done::PassOver, out);
                 self.shared.domain.member.on_shared(lsn);
@@ -210,7 +209,11 @@ impl Controller {
 
     fn drive_member(&mut self, out: Out) {
         let stores = self.root().stores.last().map(|store| store.volume);
-        let Some(store) = self.shared.domain.member.wanted.or(stores) else { return };
+        // The store would have to open what is encrypted with another key.
+        let wanted = self.shared.domain.member.wanted.filter(|_| self.basis.config.key.is_none());
+        let Some(store) = wanted.or(stores) else { return };
+        self.shared.domain.member.pace = self.basis.config.repack_every;
+        self.shared.domain.member.takes_old_offers = self.basis.config.mutations.takes_old_offers();
         if self.shared.domain.member.asks_to_join(self.basis.now) {
             self.talk(store, Talk::Join { member: self.basis.volume() }, out);
         }
@@ -222,8 +225,7 @@ impl Controller {
         }
         let (me, durable) = ((self.basis.volume(), self.epoch()), self.checkpointer.durable().lsn);
         let mut member = std::mem::take(&mut self.shared.domain.member);
-        member.pace = self.basis.config.repack_every;
-        let known = (durable, self.named_generation().1);
+        let known = (durable, self.named_generation().1 + member.shares);
         let request = member.publish(self.basis.now, me, known, || self.named_of_store(store));
         self.shared.domain.member = member;
         if let Some(request) = request {
@@ -258,7 +260,7 @@ impl Controller {
 
     fn drive_store(&mut self, out: Out) {
         let (now, own) = (self.basis.now, self.basis.volume());
-        self.shared.domain.store.on_tick(now);
+        self.shared.domain.store.on_tick(&self.basis);
         self.send_offers(out);
         let live = self.map.layers().live(HeadId::VOLUME);
         let mapped_end = || live.map_or(0, |live| self.map.mapped_end(live));
@@ -275,18 +277,15 @@ impl Controller {
         let every = if is_hurried { self.basis.config.repack_every / 10 } else { self.basis.config.repack_every };
         if self.shared.domain.asks.is_empty() && now.since(self.shared.domain.looked_at) >= every {
             self.shared.domain.looked_at = now;
-            let members = self.basis.root().dependents.iter().map(|of| of.volume);
-            self.shared.domain.asks = members.flat_map(|member| [Ask::Root(member), Ask::Names(member)]).collect();
+            // Who has not published as of the newest state may not have heard of it.
+            self.tell_catalogue(out);
+            self.shared.domain.asks = self.basis.root().dependents.iter().map(|of| of.volume).collect();
         }
-        let Some(ask) = self.shared.domain.asks.pop_front() else { return };
-        let key = match ask {
-            Ask::Names(member) => dependent_key(own, member),
-            Ask::Root(member) => root_key(member),
-        };
+        let Some(member) = self.shared.domain.asks.pop_front() else { return };
         self.shared.domain.token += 1;
         let token = META | self.shared.domain.token;
-        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, ask)), now);
-        out.push(Effect::Meta { token, request: MetaRequest::Get { key } });
+        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, member)), now);
+        out.push(Effect::Meta { token, request: MetaRequest::Get { key: dependent_key(own, member) } });
     }
 
     fn send_offers(&mut self, out: Out) {
@@ -307,10 +306,14 @@ impl Controller {
         let is_data = |no: &SegmentNo| self.segments.get(*no).is_some_and(|info| info.kind == Kind::Data);
         let dead = self.segments.unseen_after(None).filter(is_data);
         if self.shared.domain.store.withdraw(&self.basis, dead) {
-            let catalogue = self.shared.domain.store.catalogue(&self.basis);
-            for of in &self.basis.root().dependents {
-                out.push(Effect::Talk { to: of.volume, talk: Box::new(Talk::Catalogue(catalogue)) });
-            }
+            self.tell_catalogue(out);
+        }
+    }
+
+    fn tell_catalogue(&self, out: Out) {
+        let catalogue = self.shared.domain.store.catalogue(&self.basis);
+        for member in self.shared.domain.store.behind(&self.basis) {
+            self.talk(member, Talk::Catalogue(catalogue), out);
         }
     }
 
@@ -395,7 +398,10 @@ impl Controller {
                     self.send_content(store, segment, wanted, out);
                 }
             }
-            Talk::Take { segment, offer } if is_ours => {
+            // It bears as many failures as what it is named in place of.
+            Talk::Take { segment, offer }
+                if is_ours && offer.shared.geometry.failures() >= self.root().layout.failures() =>
+            {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
                     self.segments.set_printed(forgotten, false);
                     self.shared.domain.printer.again(forgotten);
@@ -435,27 +441,12 @@ impl Controller {
             }
             return;
         }
-        let Some((_, ask)) = self.shared.domain.asked.take_if(|(asked, _)| *asked == token) else { return };
+        let Some((_, member)) = self.shared.domain.asked.take_if(|(asked, _)| *asked == token) else { return };
         let MetaReply::Record { value, .. } = reply else { return };
-        match ask {
-            Ask::Names(member) => {
-                if let Some(names) = value.as_deref().and_then(|bytes| Names::decode(bytes).ok())
-                    && self.shared.domain.store.on_names(member, names)
-                {
-                    self.mark_kept();
-                }
-            }
-            Ask::Root(member) => {
-                let root = value.as_deref().map(Root::decode);
-                let is_gone = match root {
-                    None => true,
-                    Some(Ok(root)) => root.deleted && !root.is_placeholder(),
-                    Some(Err(_)) => false,
-                };
-                if is_gone {
-                    self.on_dependent(member, None);
-                }
-            }
+        if let Some(names) = value.as_deref().and_then(|bytes| Names::decode(bytes).ok())
+            && self.shared.domain.store.on_names(member, names)
+        {
+            self.mark_kept();
         }
         self.drive_domain(out);
     }

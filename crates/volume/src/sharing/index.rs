@@ -162,3 +162,59 @@ impl PrintIndex {
         assert!(self.numbers.len() <= self.sources.len(), "each segment has a number");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::{Epoch, Prng};
+
+    fn seen(volume: u128, counter: u64) -> Seen {
+        Seen { volume: VolumeId(volume), segment: SegmentNo { epoch: Epoch(1), counter } }
+    }
+
+    fn prints(seed: u64, count: usize) -> Vec<Print> {
+        let mut prng = Prng::new(seed);
+        (0..count).map(|_| Print(prng.next_u128())).collect()
+    }
+
+    #[test]
+    fn what_others_have_or_what_came_before_is_alike_and_a_second_report_is_not() {
+        let mut index = PrintIndex::of_bytes(1 << 20);
+        let mut content = prints(1, 20);
+        assert!(index.look_up(seen(1, 0), &content).alike.is_empty());
+        assert!(index.look_up(seen(1, 0), &content).alike.is_empty(), "it is the same segment");
+        assert_eq!(index.look_up(seen(2, 0), &content[5..]).alike, (0..15).collect::<Vec<_>>());
+        content.extend(prints(2, 3));
+        content.extend_from_within(20..23);
+        assert_eq!(index.look_up(seen(1, 0), &content).alike, [23, 24, 25], "twice in one segment");
+        index.verify();
+    }
+
+    #[test]
+    fn what_is_stored_is_found_there_and_who_had_it_is_told() {
+        let mut index = PrintIndex::of_bytes(1 << 20);
+        let content = prints(1, 20);
+        index.look_up(seen(1, 0), &content[..10]);
+        index.look_up(seen(2, 5), &content[10..]);
+        let holders = index.store(seen(9, 3), &content[5..15]);
+        assert_eq!(holders, BTreeSet::from([seen(1, 0), seen(2, 5)]));
+        let found = index.look_up(seen(3, 0), &content);
+        assert_eq!(found.stored, BTreeSet::from([seen(9, 3).segment]));
+        assert_eq!(found.alike.len(), 10, "the rest is others'");
+        assert!(index.is_stored(content[7]) && !index.is_stored(content[2]));
+        index.forget(seen(9, 3));
+        assert!(!index.is_stored(content[7]) && index.look_up(seen(3, 1), &content).stored.is_empty());
+        index.verify();
+    }
+
+    #[test]
+    fn a_full_table_forgets_half_of_what_it_has_and_finds_the_rest() {
+        let mut index = PrintIndex::of_bytes(1000 * ENTRY_BYTES);
+        let content = prints(1, 3000);
+        index.look_up(seen(1, 0), &content);
+        index.verify();
+        assert_eq!(index.rate(), 4);
+        let alike = index.look_up(seen(2, 0), &content).alike.len();
+        assert!((600..900).contains(&alike), "{alike} of 3,000 are found");
+    }
+}

@@ -12,7 +12,7 @@
 //! earlier one. A record tells it when a checkpoint is durable that has all that was shared before.
 //!
 //! Limits: prints of [`REPORTED_MAX`] segments are kept; for others the store's offer is of no use, and they are printed
-//! again. Messages may be lost: what is asked for is asked again every [`ASK_EVERY`].
+//! again. Messages may be lost: what is asked for is asked again.
 
 use super::print::ByPosition;
 use crate::care::LiveRun;
@@ -23,12 +23,13 @@ use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// What nobody answers is asked again.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+// In rests of the printer's walk ([`Config::repack_every`](crate::Config::repack_every)), which are ten seconds:
 
-/// That fewer segments are named is told so long after the last time, at most; and after so many rests of walks.
-const FEWER_AFTER: Duration = Duration::from_secs(60);
-const FEWER_PACES: u32 = 6;
+/// What nobody answers is asked again ten times in one.
+const ASKS: u32 = 10;
+
+/// That other segments are named is told so long after the last time.
+const CHANGED_AFTER: u32 = 6;
 
 /// Segments whose prints are kept: eight mebibytes, with a thousand blocks in each.
 const REPORTED_MAX: usize = 256;
@@ -36,8 +37,8 @@ const REPORTED_MAX: usize = 256;
 /// Offers that wait: a store sends them faster than they are taken where it has much that is alike.
 const TAKES_MAX: usize = 64;
 
-/// A report of which something may come yet is told again after this long, so often at most.
-const AGAIN_AFTER: Duration = Duration::from_secs(3);
+/// A report of which something may come yet is told again after a third of one, so often at most.
+const AGAINS: u32 = 3;
 const TRIES_MAX: u8 = 5;
 
 /// What was told of a segment.
@@ -78,12 +79,16 @@ pub(crate) struct Member {
     takes: VecDeque<(SegmentNo, Box<Offer>)>,
     /// What lives in its segment is being looked up.
     taking: Option<(SegmentNo, Box<Offer>)>,
-    /// When it was published last, and as of which release of segments.
+    /// When it was published last, and as of how many changes.
     told: (Instant, u64),
     pub(crate) pace: Duration,
+    /// See [`Mutations`](crate::Mutations).
+    pub(crate) takes_old_offers: bool,
     /// Of the last record that shares.
     shared_at: Lsn,
     pub(crate) shared_blocks: u64,
+    /// Records that shared.
+    pub(crate) shares: u64,
 }
 
 /// What is to be asked of the metadata store.
@@ -106,7 +111,7 @@ impl Member {
 
     /// Whether to ask the store to be named, now.
     pub(crate) fn asks_to_join(&mut self, now: Instant) -> bool {
-        let is_due = self.membership.is_none() && self.asked_at.is_none_or(|at| now.since(at) >= ASK_EVERY);
+        let is_due = self.membership.is_none() && self.asked_at.is_none_or(|at| now.since(at) >= self.pace / ASKS);
         if is_due {
             self.asked_at = Some(now);
         }
@@ -131,18 +136,18 @@ impl Member {
     // ---- the record ----
 
     /// What is to be asked of the metadata store next, if anything. `names`: of the store, as a durable checkpoint of
-    /// this LSN has it, at least. `released` is another number when they may have become fewer.
+    /// this LSN has it, at least. `changes` is another number when they may be others.
     pub(crate) fn publish(
         &mut self,
         now: Instant,
         (member, epoch): (VolumeId, Epoch),
-        (durable, released): (Lsn, u64),
+        (durable, changes): (Lsn, u64),
         names: impl FnOnce() -> SegmentRanges,
     ) -> MetaAsk {
         let membership = self.membership.as_ref()?;
         let key = dependent_key(membership.store.volume, member);
         let (version, said) = match &self.record {
-            Record::Asked { at, .. } if now.since(*at) < ASK_EVERY => return None,
+            Record::Asked { at, .. } if now.since(*at) < self.pace / ASKS => return None,
             Record::Unknown | Record::Asked { .. } => {
                 self.record = Record::Asked { at: now, names: None };
                 return Some(MetaRequest::Get { key });
@@ -152,11 +157,11 @@ impl Member {
         let (catalogue, since) = self.catalogue?;
         let is_said = said.as_ref().is_some_and(|said| said.catalogue >= catalogue);
         let (told_at, told) = self.told;
-        let are_fewer = released != told && now.since(told_at) >= FEWER_AFTER.min(self.pace * FEWER_PACES);
-        if is_said && !are_fewer || durable < since {
+        let are_others = changes != told && now.since(told_at) >= self.pace * CHANGED_AFTER;
+        if is_said && !are_others || durable < since {
             return None;
         }
-        self.told = (now, released);
+        self.told = (now, changes);
         let names = Names { epoch, catalogue, ranges: names() };
         let value = Some(names.encode());
         self.record = Record::Asked { at: now, names: Some(names) };
@@ -225,7 +230,8 @@ impl Member {
 
     /// A report that is to be told again.
     pub(crate) fn report_again(&mut self, now: Instant) -> Option<(SegmentNo, Vec<Print>)> {
-        let is_due = |of: &Reported| !of.is_settled && of.tries < TRIES_MAX && now.since(of.at) >= AGAIN_AFTER;
+        let pace = self.pace;
+        let is_due = |of: &Reported| !of.is_settled && of.tries < TRIES_MAX && now.since(of.at) >= pace / AGAINS;
         let (segment, of) = self.reported.iter_mut().find(|(_, of)| is_due(of))?;
         (of.tries, of.at) = (of.tries + 1, now);
         Some((*segment, of.prints.values().copied().collect()))
@@ -245,7 +251,7 @@ impl Member {
 
     /// Whether what was offered then may still be named.
     fn is_current(&self, offer: &Offer) -> bool {
-        self.catalogue.is_some_and(|(known, _)| offer.catalogue >= known)
+        self.takes_old_offers || self.catalogue.is_some_and(|(known, _)| offer.catalogue >= known)
     }
 
     /// The next segment with blocks that the store has.
@@ -261,11 +267,8 @@ impl Member {
 
     /// What lives in it is known: what of that the store's segments have, in one record. `are_crcs`: the map's checksums
     /// are of the blocks, and none of what is encrypted.
-    pub(crate) fn share(&mut self, runs: &[LiveRun], are_crcs: bool, takes_old_offers: bool) -> Option<Share> {
-        let (segment, offer) = self.taking.take()?;
-        if !self.is_current(&offer) && !takes_old_offers {
-            return None;
-        }
+    pub(crate) fn share(&mut self, runs: &[LiveRun], are_crcs: bool) -> Option<Share> {
+        let (segment, offer) = self.taking.take().filter(|(_, offer)| self.is_current(offer))?;
         let prints = &mut self.reported.get_mut(&segment)?.prints;
         let share = shared_of(segment, runs, prints, &offer, are_crcs);
         let offered: BTreeSet<&Print> = offer.prints.iter().collect();
@@ -277,6 +280,7 @@ impl Member {
     /// The record that shares has this LSN.
     pub(crate) fn on_shared(&mut self, lsn: Lsn) {
         self.shared_at = self.shared_at.max(lsn);
+        self.shares += 1;
     }
 
     pub(crate) fn verify(&self) {
@@ -344,4 +348,153 @@ fn shared_of(segment: SegmentNo, runs: &[LiveRun], prints: &ByPosition, offer: &
         SharedExtent { key: Key(key), blocks, source, segment, run, crcs }
     };
     Share { segments: vec![offer.shared.clone()], extents: alike.into_iter().map(extent).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::{Crcs, Stored};
+    use holdfast_base::DeviceId;
+    use holdfast_base::NodeId;
+    use holdfast_format::geometry::{Geometry, Layout};
+    use holdfast_format::ledger::Leg;
+    use holdfast_format::packing::{StoredLength, StoredLengths};
+    use holdfast_format::record::SharedSegment;
+    use holdfast_format::sharing::{STORE_EPOCHS, Store};
+
+    const SEGMENT: SegmentNo = SegmentNo { epoch: Epoch(3), counter: 7 };
+    const PACE: Duration = Duration::from_secs(10);
+
+    fn no(counter: u64) -> CatalogueNo {
+        CatalogueNo { epoch: STORE_EPOCHS, counter }
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(1000 + seconds)
+    }
+
+    fn offer(catalogue: u64, prints: &[u128]) -> Box<Offer> {
+        let homes = [1, 2].map(|n| Leg { node: NodeId(n), device: DeviceId(1) }).to_vec();
+        let segment = SegmentNo { epoch: STORE_EPOCHS, counter: 40 };
+        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::Mirror { copies: 2 }, 32), homes };
+        let crcs = (0..prints.len() as u32).map(|i| 100 + i).collect();
+        let prints = prints.iter().copied().map(Print).collect();
+        Box::new(Offer { catalogue: no(catalogue), shared, run: SharedRun::Plain { block: 4 }, prints, crcs })
+    }
+
+    fn run(key: u64, stored: Stored, crcs: &[u32]) -> LiveRun {
+        LiveRun { key, segment: SEGMENT, stored, crcs: Crcs::new(crcs) }
+    }
+
+    /// A member that has published, and knows this state of the catalogue.
+    fn member(catalogue: u64) -> Member {
+        let mut member = Member { wanted: Some(VolumeId(7)), pace: PACE, ..Member::default() };
+        let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
+        member.on_joined(Membership { store, print_key: [1; 32], catalogue: no(catalogue) });
+        let me = (VolumeId(3), Epoch(5));
+        let names = SegmentRanges::default;
+        let asked = member.publish(at(0), me, (Lsn(9), 0), names);
+        assert!(matches!(asked, Some(MetaRequest::Get { .. })) && !member.may_share());
+        member.on_meta(Epoch(5), MetaReply::Record { version: MetaVersion::ABSENT, value: None });
+        let written = member.publish(at(0), me, (Lsn(9), 0), names);
+        let Some(MetaRequest::Swap { value: Some(value), .. }) = written else { panic!("{written:?}") };
+        assert_eq!(Names::decode(&value).map(|names| names.catalogue), Ok(no(catalogue)));
+        assert!(!member.may_share(), "nobody has heard yet whether it is written");
+        member.on_meta(Epoch(5), MetaReply::Swapped { version: MetaVersion(4) });
+        assert!(member.may_share());
+        member
+    }
+
+    #[test]
+    fn runs_that_are_alike_become_extents_and_packed_ones_one_for_each_block() {
+        let prints: ByPosition = (10..16).map(|i| (i, Print(u128::from(i)))).collect();
+        let offer = offer(0, &[11, 12, 13, 99, 15]);
+        let plain = run(500, Stored::Plain { block: 10 }, &[0, 100, 101, 7, 0, 104]);
+        let share = shared_of(SEGMENT, &[plain.clone()], &prints, &offer, true);
+        let of = |extent: &SharedExtent| (extent.key.0, extent.blocks, extent.source, extent.run.clone());
+        let from = |block| Source::Segment { segment: SEGMENT, block };
+        let expected =
+            [(501, 2, from(11), SharedRun::Plain { block: 4 }), (505, 1, from(15), SharedRun::Plain { block: 8 })];
+        assert_eq!(share.extents.iter().map(of).collect::<Vec<_>>(), expected, "one has another checksum");
+        let trusted = shared_of(SEGMENT, &[plain], &prints, &offer, false);
+        assert_eq!(trusted.extents[0].blocks, 3);
+        let lengths = StoredLengths::new([StoredLength::RAW; 3]);
+        let prints: ByPosition = [(64, Print(11)), (128, Print(12)), (192, Print(13))].into();
+        let packed = run(500, Stored::Packed { granule: 64, lengths }, &[100, 101, 102]);
+        let share = shared_of(SEGMENT, &[packed], &prints, &offer, true);
+        let from = |granule| Source::Packed { segment: SEGMENT, granule };
+        let sources: Vec<Source> = share.extents.iter().map(|extent| extent.source).collect();
+        assert_eq!(sources, [from(64), from(128), from(192)]);
+    }
+
+    #[test]
+    fn an_offer_of_an_earlier_state_is_not_taken_nor_one_whose_prints_are_forgotten() {
+        let mut member = member(5);
+        let prints = || -> ByPosition { [(10, Print(11))].into() };
+        assert_eq!(member.on_offer(SEGMENT, offer(5, &[11])), Some(SEGMENT), "it is to be printed again");
+        member.remember(at(1), SEGMENT, prints());
+        assert_eq!(member.on_offer(SEGMENT, offer(4, &[11])), None);
+        assert_eq!(member.next_take(), None, "what was withdrawn since may be in it");
+        assert_eq!(member.on_offer(SEGMENT, offer(5, &[11])), None);
+        member.hear(no(6));
+        assert_eq!(member.next_take(), None);
+        assert_eq!(member.on_offer(SEGMENT, offer(6, &[11])), None);
+        assert_eq!(member.next_take(), Some(SEGMENT));
+        // It is heard of another state while it is looked what lives.
+        member.hear(no(7));
+        assert_eq!(member.share(&[run(5, Stored::Plain { block: 10 }, &[100])], true), None);
+        member.on_offer(SEGMENT, offer(7, &[11]));
+        assert_eq!(member.next_take(), Some(SEGMENT));
+        let share = member.share(&[run(5, Stored::Plain { block: 10 }, &[100])], true);
+        assert_eq!(share.map(|share| share.extents.len()), Some(1));
+        member.verify();
+    }
+
+    #[test]
+    fn a_state_is_published_when_a_checkpoint_has_what_was_shared_before() {
+        let mut member = member(5);
+        member.on_shared(Lsn(20));
+        member.hear(no(6));
+        let publish = |member: &mut Member, durable| {
+            member.publish(at(9), (VolumeId(3), Epoch(5)), (Lsn(durable), 0), SegmentRanges::default)
+        };
+        assert!(publish(&mut member, 19).is_none());
+        let Some(MetaRequest::Swap { value: Some(value), .. }) = publish(&mut member, 20) else { panic!("it is due") };
+        assert_eq!(Names::decode(&value).map(|names| names.catalogue), Ok(no(6)));
+    }
+
+    #[test]
+    fn a_record_of_a_later_opening_ends_sharing_and_one_of_an_earlier_tells_its_state() {
+        let names =
+            |epoch, counter| Names { epoch: Epoch(epoch), catalogue: no(counter), ranges: SegmentRanges::default() };
+        let mut later = member(5);
+        assert!(later.publish(at(99), (VolumeId(3), Epoch(5)), (Lsn(9), 1), SegmentRanges::default).is_some());
+        let value = Some(names(6, 5).encode());
+        later.on_meta(Epoch(5), MetaReply::Conflict { version: MetaVersion(9), value });
+        assert!(!later.may_share() && later.membership().is_none());
+        let mut after = Member { pace: PACE, ..Member::default() };
+        let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
+        after.on_joined(Membership { store, print_key: [1; 32], catalogue: no(2) });
+        after.publish(at(0), (VolumeId(3), Epoch(7)), (Lsn(9), 0), SegmentRanges::default);
+        after.on_meta(Epoch(7), MetaReply::Record { version: MetaVersion(4), value: Some(names(6, 8).encode()) });
+        after.remember(at(1), SEGMENT, [(10, Print(11))].into());
+        after.on_offer(SEGMENT, offer(7, &[11]));
+        assert_eq!(after.next_take(), None, "its last owner had heard of the eighth");
+        assert!(!after.may_share(), "nobody before it is kept from writing yet");
+    }
+
+    #[test]
+    fn a_report_is_told_again_until_nothing_comes_of_it() {
+        let mut member = member(5);
+        member.remember(at(0), SEGMENT, [(10, Print(11))].into());
+        assert!(member.report_again(at(1)).is_none());
+        assert!(member.report_again(at(5)).is_some_and(|(of, prints)| of == SEGMENT && prints == [Print(11)]));
+        member.on_heard(SEGMENT, true);
+        assert!(member.report_again(at(50)).is_none() && member.is_at_rest());
+        for other in 0..REPORTED_MAX as u64 {
+            member.remember(at(1), SegmentNo { counter: 100 + other, ..SEGMENT }, ByPosition::new());
+        }
+        assert_eq!(member.on_offer(SEGMENT, offer(5, &[11])), Some(SEGMENT), "the oldest is forgotten");
+        member.verify();
+    }
 }

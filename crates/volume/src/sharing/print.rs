@@ -6,6 +6,7 @@
 //!
 //! The blocks of the last segment that was printed are kept for a moment: of those some may be wanted.
 
+use crate::basis::Basis;
 use crate::care::{Around, LiveRun};
 use crate::segment::{Kind, SegmentInfo};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, block_crcs};
@@ -17,8 +18,8 @@ use std::time::Duration;
 /// A worker that does not come to it in that time is not waited for.
 const PRINTING_MAX: Duration = Duration::from_secs(5);
 
-/// How long blocks that were printed are kept.
-const KEPT_FOR: Duration = Duration::from_secs(2);
+/// Blocks that were printed are kept for a fifth of the rest of a walk.
+const KEPT: u32 = 5;
 
 /// Told apart from jobs of the segment writer.
 pub(crate) const PRINT_JOB: u64 = 1 << 63;
@@ -87,7 +88,9 @@ impl Printer {
         is_left_alone: impl Fn(SegmentNo) -> bool,
         guests_are_away: bool,
     ) -> Option<SegmentNo> {
-        let is_whole = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible();
+        let is_store = around.basis.root().is_store();
+        // What others keep is not given back.
+        let is_whole = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible() && (is_store || !info.kept);
         while let Some(no) = self.again.pop_first() {
             if around.segments.get(no).is_some_and(is_whole) && !is_left_alone(no) {
                 return Some(no);
@@ -99,7 +102,7 @@ impl Printer {
         let own = around.basis.root().own_numbers();
         let mut ahead = around.segments.iter_from(self.next.max(own.first)).take(around.basis.config.search_step);
         let found = ahead.find(|(no, info)| {
-            let is_old = guests_are_away || around.map.heat_class(info.born) > 0;
+            let is_old = guests_are_away || around.map.heat_class(info.born) >= around.basis.config.print_heat_min;
             own.contains(*no) && is_whole(info) && is_old && !info.printed && !is_left_alone(*no)
         });
         match found {
@@ -141,8 +144,9 @@ impl Printer {
     }
 
     /// True where what is being printed is given up.
-    pub(crate) fn on_tick(&mut self, now: Instant) -> bool {
-        if self.last.as_ref().is_some_and(|last| now.since(last.at) >= KEPT_FOR) {
+    pub(crate) fn on_tick(&mut self, basis: &Basis) -> bool {
+        let (now, kept_for) = (basis.now, basis.config.repack_every / KEPT);
+        if self.last.as_ref().is_some_and(|last| now.since(last.at) >= kept_for) {
             self.last = None;
         }
         self.printing.take_if(|printing| printing.until <= now).is_some()

@@ -28,7 +28,6 @@ use holdfast_format::root::Root;
 use holdfast_format::sharing::{CatalogueNo, Names, Store as StoreOf};
 use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
 
 /// Of the index.
 pub(crate) const MEMORY_MAX: usize = 48 << 20;
@@ -36,17 +35,11 @@ pub(crate) const MEMORY_MAX: usize = 48 << 20;
 /// Prints of so many segments are kept: eight mebibytes, with a thousand blocks in each.
 const LISTS_MAX: usize = 256;
 
-/// Content that was gathered is written after this long, however little it is.
-const GATHER_MAX: Duration = Duration::from_secs(2);
+/// Content that was gathered is written after a fifth of the rest of a walk, however little it is.
+const GATHERS: u32 = 5;
 
 /// Offers that wait for the prints of their segment.
 const DUE_MAX: usize = 4096;
-
-/// Content that has not come by then is wanted no more.
-const WANTED_FOR: Duration = Duration::from_secs(10);
-
-/// A segment of which nobody names anything is forgotten this long after it was offered last.
-const OFFERED_FOR: Duration = Duration::from_secs(600);
 
 /// A segment of the store, as it is offered.
 #[derive(Debug)]
@@ -169,7 +162,8 @@ impl Store {
     pub(crate) fn close(&mut self, basis: &Basis, first: impl FnOnce() -> u64) -> Option<Work> {
         let payload_blocks = basis.config.segment_payload_bytes as usize / BLOCK_BYTES;
         let is_full = self.content.blocks.len() >= payload_blocks;
-        let is_late = self.content.since.is_some_and(|since| basis.now.since(since) >= GATHER_MAX);
+        let is_late =
+            self.content.since.is_some_and(|since| basis.now.since(since) >= basis.config.repack_every / GATHERS);
         if !is_full && !is_late {
             return None;
         }
@@ -305,8 +299,8 @@ impl Store {
     }
 
     /// What was wanted and did not come may be asked for again.
-    pub(crate) fn on_tick(&mut self, now: Instant) {
-        if now.since(self.wanted_at) >= WANTED_FOR {
+    pub(crate) fn on_tick(&mut self, basis: &Basis) {
+        if basis.now.since(self.wanted_at) >= basis.config.repack_every {
             self.wanted.clear();
         }
     }
@@ -318,6 +312,15 @@ impl Store {
     /// These are gone.
     pub(crate) fn settle(&mut self, segments: &Segments) {
         self.withdrawn.retain(|no, _| segments.get(*no).is_some());
+    }
+
+    /// Members that have not published as of the catalogue's newest state, where somebody waits for that.
+    pub(crate) fn behind(&self, basis: &Basis) -> Vec<VolumeId> {
+        let newest = self.withdrawn.values().max();
+        let is_behind = |volume: &VolumeId| {
+            newest.is_some_and(|no| self.published.get(volume).is_none_or(|names| names.catalogue < *no))
+        };
+        basis.root().dependents.iter().map(|of| of.volume).filter(is_behind).collect()
     }
 
     /// A member has published that. True where it is news.
@@ -357,7 +360,7 @@ impl Store {
         };
         let is_old = |no: &SegmentNo| {
             let since = self.offered_at.get(no).copied().unwrap_or(basis.opened_at);
-            basis.now.since(since) >= OFFERED_FOR.min(basis.config.repack_every * 60)
+            basis.now.since(since) >= basis.config.forget_after
         };
         let data = segments.own().filter(|(_, info)| info.kind == crate::segment::Kind::Data && info.is_visible());
         data.map(|(no, _)| no).filter(is_old).find(|no| !is_named(*no))
