@@ -28,7 +28,7 @@
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
 //! releases must not ignore needs a new key, or a host's word that it knows it ([`HostRecord`]). Fields are never given another
-//! meaning. What each release wrote stands in `tests/golden.rs`.
+//! meaning. What each release wrote stands in `tests/bytes/golden.rs`.
 
 use crate::stream::{Begin, SnapshotId};
 use holdfast_base::VolumeId;

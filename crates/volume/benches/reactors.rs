@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p holdfast-volume --bench reactors`. Run in any other way it does a little of each, to show that it works.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/controller/support/mod.rs"]
 mod support;
 
 use holdfast_base::{BlockOp, Buf, ByteRange, Prng};

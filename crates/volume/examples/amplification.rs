@@ -9,7 +9,7 @@
 //! blocks of 4 KiB; `--skewed` sends 80 % of the writes to 20 % of the blocks. Each line is a quarter of the volume's size
 //! in writes.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/controller/support/mod.rs"]
 mod support;
 
 use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, InstanceId, Instant, Prng};

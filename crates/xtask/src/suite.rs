@@ -52,11 +52,11 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", what: "lints, warnings are errors", run: |_| clippy() },
     Part { name: "doc", what: "links in source comments resolve", run: |_| doc() },
     Part { name: "test", what: "unit, property, scenario and command-line tests", run: short_tests },
-    Part { name: "sim", what: "simulator swarm, each seed twice", run: |count| long_test(count, "swarm") },
+    Part { name: "sim", what: "simulator swarm, each seed twice", run: |count| long_test(count, LONG_TESTS[0]) },
     Part {
         name: "mutations",
         what: "the swarm finds each deliberate mistake",
-        run: |count| long_test(count, "mutations"),
+        run: |count| long_test(count, LONG_TESTS[1]),
     },
     Part { name: "torture", what: "the real binary under kill -9 and SIGSTOP", run: |_| torture_part() },
 ];
@@ -137,7 +137,7 @@ fn short_tests(count: &mut Count) -> Result<()> {
 
 /// One of the simulator's long tests, with what it says shown. The whole workspace is named, so that nothing is built anew.
 fn long_test(count: &mut Count, name: &str) -> Result<()> {
-    cargo_test(count, &["--test", name, "--", "--nocapture"])
+    cargo_test(count, &["--test", "stories", "--", "--nocapture", name])
 }
 
 /// Runs cargo's tests with their output passing through, and counts from its closing lines.

@@ -1,12 +1,10 @@
 //! The cleaner: its search for what is worth cleaning, where that takes many steps, on large volumes; and how it reads that.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockOp, ByteRange};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::{Config, Counters};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const WRITTEN: u64 = 12 << 20;

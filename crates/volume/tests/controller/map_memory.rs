@@ -1,13 +1,11 @@
 //! What a map takes in memory while it is written to everywhere.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Prng};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Config;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 

@@ -1,14 +1,12 @@
 //! Reading in order what was written at random: neighbours come together, and what is read is what is there now, whatever
 //! was read ahead.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, Prng};
 use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::{Change, Config, Counters, Target};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const SIZE: u64 = 8 << 20;

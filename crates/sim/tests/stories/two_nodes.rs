@@ -154,7 +154,7 @@ fn nested_mirrors_are_served_through_all_orders_of_loss() {
     all_orders("nested-mirror", 4);
 }
 
-/// `cargo test --profile sim -p holdfast-sim --test two_nodes -- --ignored`
+/// `cargo test --profile sim -p holdfast-sim --test stories -- --ignored two_nodes`
 #[test]
 #[ignore = "takes many minutes"]
 fn longer_orders_of_loss() {

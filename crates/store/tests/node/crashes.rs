@@ -1,14 +1,12 @@
 //! Random work, crashes at any write, and after each: everything acknowledged is there, what was fenced stays fenced,
 //! nothing overlaps, nothing leaks.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Epoch, LedgerId, Lsn, Prng, ShardId, VolumeId};
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_store::{Mutations, Notice};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use support::*;
 
 #[derive(Default, Debug)]
 struct LedgerModel {
@@ -466,7 +464,7 @@ fn each_mutation_of_a_device_is_found() {
     assert!(unfound.is_empty(), "not found: {unfound:?}");
 }
 
-/// For hours: `SEED=1 cargo test -p holdfast-store --test crashes -- --ignored`.
+/// For hours: `SEED=1 cargo test -p holdfast-store --test node -- --ignored crashes`.
 #[test]
 #[ignore = "soak"]
 fn many_more_seeds() {

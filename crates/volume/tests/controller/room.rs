@@ -1,13 +1,11 @@
 //! Writes on a grid that is nearly full: held back while there is hope, refused when there is none, and never for ever.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockError, BlockOp, ByteRange};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Claim, Event};
 use std::time::Duration;
-use support::*;
 
 const MIRROR: Layout = Layout::Mirror { copies: 2 };
 const BLOCK: u64 = BLOCK_BYTES as u64;

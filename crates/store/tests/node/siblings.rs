@@ -1,12 +1,10 @@
 //! A node of two reactors: whoever asks one of them is answered for both.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Lsn, MediaClass};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request, WIRE};
 use holdfast_store::{DeviceSlot, Event, FailReason, Held, Message, Notice, PeerId};
 use std::time::Duration;
-use support::*;
 
 /// Reactor 0 has the first device, reactor 1 the second.
 struct Pair([Rig; 2]);

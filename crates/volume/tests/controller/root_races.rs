@@ -1,14 +1,12 @@
 //! A root swap that loses: to the old owner's own changes, to another owner, and to a store that was emptied or set back.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, Epoch, InstanceId, MetaVersion};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_volume::{Event, Notice, State};
 use std::time::Duration;
-use support::*;
 
 const MIB: u64 = 1 << 20;
 

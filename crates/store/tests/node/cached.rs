@@ -1,12 +1,10 @@
 //! The read cache on fake disks: a node with a fast device (slot 0) and a slow one (slot 1).
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Epoch, MediaClass, Prng, VolumeId, buf};
 use holdfast_format::wire::{CacheStat, DeviceHealth, Refusal, Reply, Request};
 use holdfast_store::Notice;
 use std::collections::BTreeSet;
-use support::*;
 
 const FAST: usize = 0;
 const SLOW: usize = 1;

@@ -1,7 +1,6 @@
 //! An encrypted volume on ideal nodes: what leaves the controller is sealed, and only its key opens the volume.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, Buf, LedgerId, Lsn};
 use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::geometry::Layout;
@@ -10,7 +9,6 @@ use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Config, Notice, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use support::*;
 
 const LEN: u64 = 1 << 20;
 

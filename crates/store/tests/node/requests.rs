@@ -1,7 +1,6 @@
 //! What a node answers, request by request, on disks that work.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Epoch, GridId, InstanceId, Instant, Lsn, MediaClass, VolumeId};
 use holdfast_format::copy;
 use holdfast_format::drive::DriveReport;
@@ -9,7 +8,6 @@ use holdfast_format::versions::Versions;
 use holdfast_format::wire::{DeviceHealth, GRANT_MS, HeldRoot, Refusal, Reply, Request, WIRE};
 use holdfast_store::{DeviceSlot, Event, Next, Notice};
 use std::time::Duration;
-use support::*;
 
 fn refused(refusal: Refusal) -> Reply {
     Reply::Refused(refusal)
@@ -549,7 +547,7 @@ fn foreign_and_doubled_devices_are_not_opened() {
 
 #[test]
 fn many_appends_share_batches() {
-    let mut rig = Rig::new(13, &[64 << 20], support::JOURNAL_LARGE);
+    let mut rig = Rig::new(13, &[64 << 20], crate::support::JOURNAL_LARGE);
     rig.create(5, 1, 0);
     rig.settle();
     let writes = rig.disks[0].write_count;
@@ -580,7 +578,7 @@ fn an_idle_node_wants_nothing() {
 
 #[test]
 fn a_volume_of_thousands_of_shards_is_dropped_at_once() {
-    let sizing = holdfast_store::JournalSizing { shard_bytes_mean: 8 << 10, ..support::JOURNAL_LARGE };
+    let sizing = holdfast_store::JournalSizing { shard_bytes_mean: 8 << 10, ..crate::support::JOURNAL_LARGE };
     let mut rig = Rig::new(15, &[96 << 20], sizing);
     for counter in 0..6000 {
         assert!(is_done(&rig.put(5, 1, counter, 1)));

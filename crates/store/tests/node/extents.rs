@@ -1,11 +1,9 @@
 //! Shards on a device whose free space is cut up: they lie in several extents, and are as whole as any other.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Epoch, ShardId, VolumeId};
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_store::{JournalSizing, Notice};
-use support::*;
 
 fn delete(shards: Vec<ShardId>) -> Request {
     Request::DeleteShards { device: device(0), volume: VolumeId(5), epoch: Epoch(1), shards }

@@ -1,13 +1,11 @@
 //! Damage on a device: read around, or handed to a guest that asked for no checks, and never copied with a new checksum.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::ShardHeader;
 use holdfast_volume::{Change, Event};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const LEN: u64 = 1 << 20;

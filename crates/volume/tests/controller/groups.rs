@@ -3,8 +3,7 @@
 //! issued, to either volume, when the one before it is answered, or when it is read. What the two snapshots hold together
 //! must be a beginning of every chain.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, Effects, HeadId, Instant, ObjectId, Prng, QuiesceId, buf,
 };
@@ -13,7 +12,6 @@ use holdfast_volume::quiesce::QUIESCE_MAX;
 use holdfast_volume::{Change, Event, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, Target, Why};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 

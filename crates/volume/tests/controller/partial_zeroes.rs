@@ -1,12 +1,10 @@
 //! Discards and zeroings that don't begin and end at a block: what they take, and what they leave.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, ByteRange, HeadId};
 use holdfast_format::geometry::Layout;
 use holdfast_volume::{Change, Target};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const SECTOR: u64 = 512;

@@ -1,15 +1,13 @@
 //! What the old owner does for a hand-over, and how the new one reads the map beforehand, against ideal nodes. That hosts come and
 //! go meanwhile belongs to the simulator.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::Checkpoint;
 use holdfast_format::root::Root;
 use holdfast_volume::{Controller, Event, Notice, PreloadState, State};
 use std::time::Duration;
-use support::*;
 
 const MIB: u64 = 1 << 20;
 

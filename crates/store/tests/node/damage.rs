@@ -1,12 +1,10 @@
 //! Disks that lose, alter or refuse what was durable: what the node then says, and what it never says.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, Instant, Lsn, VolumeId};
 use holdfast_format::disk::{BatchHeader, BatchPlace, SLOT_BYTES, UnitTable};
 use holdfast_format::wire::{DeviceHealth, Refusal, Reply, Request};
 use holdfast_store::{Mutations, Notice};
-use support::*;
 
 /// Device offset and length of each batch of the journal, by sequence number, as a scan of the media finds them.
 fn batches(rig: &Rig) -> Vec<(BatchHeader, u64)> {

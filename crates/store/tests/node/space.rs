@@ -1,10 +1,8 @@
 //! The journal for ever: units return, what is idle is moved, what is full says so and still takes orders.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{Buf, Epoch, VolumeId};
 use holdfast_format::wire::{Refusal, Reply, Request};
-use support::*;
 
 #[test]
 fn appending_and_trimming_goes_on_for_ever() {

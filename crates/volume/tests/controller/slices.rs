@@ -1,14 +1,12 @@
 //! What goes through a whole map, table or log does so in slices: openings, against ideal nodes. Folds and checkpoints
 //! have their tests in the simulator.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_volume::{Event, Notice, PreloadState, State};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const SLICE: usize = 64;

@@ -1,11 +1,9 @@
 //! Devices that take a few operations at a time: what waits, what passes what, and what becomes of it when one fails.
 
-mod support;
-
+use crate::support::{Rig, append, device, is_appended, is_done, put, shard_id};
 use holdfast_base::{Buf, MediaClass};
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_store::{FailReason, Notice};
-use support::{Rig, append, device, is_appended, is_done, put, shard_id};
 
 /// A node whose device takes so many at a time.
 fn rig(seed: u64, in_flight_max: usize) -> Rig {

@@ -1,8 +1,7 @@
 //! Volumes whose blocks are packed, against ideal nodes: what was written is read, whatever becomes of its segments, and it
 //! takes less. Every audit is one of granules: a wrong account ends the test.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, Epoch, HeadId, InstanceId, MetaVersion, Prng};
 use holdfast_cipher::{Secret, VolumeKey};
 use holdfast_format::features::{Feature, Features};
@@ -12,7 +11,6 @@ use holdfast_format::root::Root;
 use holdfast_format::wire::PACKED_SINCE;
 use holdfast_volume::{Change, Config, Event, State};
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const BLOCKS: u64 = 1024;

@@ -2,14 +2,12 @@
 //! away and come back, and the controller is dropped and opened anew. What it serves is compared with a plain array.
 //! Faults of disks and network belong to the simulator.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockOp, Buf, ByteRange, Epoch, Prng};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
 use holdfast_volume::{Config, Event, State};
 use std::time::Duration;
-use support::*;
 
 fn random_range(rng: &mut Prng, size: u64) -> (u64, u64) {
     let len = match rng.below(10) {

@@ -1,15 +1,13 @@
 //! Maps with snapshots, clones, rollbacks and changes of size, against arrays: whatever is done, in any order, with owners
 //! that crash in between, every head and every snapshot reads as its array says, and space comes back.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, BlockData, BlockOp, Buf, ByteRange, HeadId, ObjectId, Prng, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_volume::{Change, Event, Notice, Shares, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use support::*;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 

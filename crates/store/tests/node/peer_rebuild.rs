@@ -1,7 +1,6 @@
 //! Shards that a node makes from what other nodes hold.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::{BLOCK_BYTES, Buf, Epoch, NodeId, SegmentId, ShardId, VolumeId, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::{Geometry, Layout};
@@ -9,7 +8,6 @@ use holdfast_format::segment::{SegmentIndex, ShardHeader};
 use holdfast_format::wire::{MAKE_MS, Refusal, Reply, Request, ShardSource};
 use holdfast_store::{AskToken, Event, PeerId};
 use std::time::Duration;
-use support::*;
 
 /// Of a shard: three pieces, the last shorter.
 const BLOCKS: u32 = 150;
