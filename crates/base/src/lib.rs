@@ -17,6 +17,7 @@ pub mod slab;
 pub mod stream;
 pub mod time;
 pub mod units;
+pub mod urgency;
 
 pub use block::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, ByteRange, ExportInfo, RequestToken, StatusExtent,
@@ -34,3 +35,4 @@ pub use prng::Prng;
 pub use slab::{Slab, Token};
 pub use time::Instant;
 pub use units::{BLOCK_BYTES, Key, KeyWidth, Lba, OBJECT_BLOCKS_MAX};
+pub use urgency::Urgency;

@@ -3,9 +3,10 @@
 //! ```text
 //! 0        4      5    6    8           12              16      24           28
 //! +--------+------+----+----+-----------+---------------+-------+------------+------+---------+
-//! | "HFW1" | kind | 0  | 0  | meta bytes| payload bytes | token | crc32c     | meta | payload |
+//! | "HFW1" | kind | f. | c. | meta bytes| payload bytes | token | crc32c     | meta | payload |
 //! +--------+------+----+----+-----------+---------------+-------+------------+------+---------+
 //! ```
+//! Flags and class are two bytes, and zero in most frames; so is the byte behind the class.
 //! The checksum covers the first 24 bytes and the meta part (postcard of [`Request`] or [`Reply`]). Payload is covered by
 //! the block checksums that meta carries, the same from the guest's write to the guest's read.
 
@@ -14,8 +15,8 @@ use crate::ledger::{AckRule, Leg};
 use crate::versions::Versions;
 use crate::{FormatError, from_postcard};
 use holdfast_base::{
-    BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId,
-    crc32c,
+    BlockCrc, Buf, BufMut, DeviceId, Epoch, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, Urgency,
+    VolumeId, crc32c,
     stream::{Inbound, SINK_BYTES_MIN},
 };
 use serde::{Deserialize, Serialize};
@@ -23,11 +24,15 @@ use std::collections::VecDeque;
 
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
 /// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
-/// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`]. From 14 on nodes take shards of packed segments.
+/// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`]. From 14 on nodes take shards of packed segments,
+/// and requests have a class ([`Beside`]).
 pub const WIRE: Versions = Versions { oldest: 5, newest: 14 };
 
 /// Version from which on a node reads headers of packed segments, and takes their shards.
 pub const PACKED_SINCE: u32 = 14;
+
+/// Version from which on a request says how urgent it is.
+pub const URGENCY_SINCE: u32 = 14;
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -553,10 +558,25 @@ pub enum Reply {
     },
 }
 
+/// What a frame's header says beside its message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Beside {
+    /// Of a request. Before [`URGENCY_SINCE`] all are normal.
+    pub urgency: Urgency,
+}
+
+impl Beside {
+    /// What of it may be said where that version was agreed on.
+    pub fn in_version(self, version: u32) -> Beside {
+        if version >= URGENCY_SINCE { self } else { Beside::default() }
+    }
+}
+
 /// A decoded frame.
 #[derive(Clone, Debug)]
 pub struct Frame<M> {
     pub token: u64,
+    pub beside: Beside,
     pub message: M,
     pub payload: Buf,
 }
@@ -585,17 +605,40 @@ const FLAG_AGAIN: u8 = 1;
 
 /// Header and meta part of a frame; the payload's handles follow it on the stream as they are.
 pub fn encode_frame<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
-    encode_with(token, message, payload_len, 0)
+    encode_frame_with(token, message, payload_len, Beside::default())
+}
+
+/// The same, of a frame whose header says more.
+pub fn encode_frame_with<M: Message>(token: u64, message: &M, payload_len: usize, beside: Beside) -> Vec<u8> {
+    encode_flagged(token, message, payload_len, beside, 0)
 }
 
 /// A whole frame, whose payload is the one that the frame before had on the same connection: what goes to several devices
 /// of a node goes there once. For who agreed on [`PAYLOAD_AGAIN_SINCE`].
-pub fn encode_frame_again<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
+pub fn encode_frame_again<M: Message>(token: u64, message: &M, payload_len: usize, beside: Beside) -> Vec<u8> {
     assert!(M::REPEATS && payload_len > 0, "no payload of such a frame is kept");
-    encode_with(token, message, payload_len, FLAG_AGAIN)
+    encode_flagged(token, message, payload_len, beside, FLAG_AGAIN)
 }
 
-fn encode_with<M: Message>(token: u64, message: &M, payload_len: usize, flags: u8) -> Vec<u8> {
+/// In byte 6 of a header.
+fn byte_of(urgency: Urgency) -> u8 {
+    match urgency {
+        Urgency::Normal => 0,
+        Urgency::Sparse => 1,
+        Urgency::Care => 2,
+    }
+}
+
+/// What nobody knows yet is as most are.
+fn urgency_of(byte: u8) -> Urgency {
+    match byte {
+        1 => Urgency::Sparse,
+        2 => Urgency::Care,
+        _ => Urgency::Normal,
+    }
+}
+
+fn encode_flagged<M: Message>(token: u64, message: &M, payload_len: usize, beside: Beside, flags: u8) -> Vec<u8> {
     assert!(payload_len <= PAYLOAD_BYTES_MAX as usize, "frame payload of {payload_len} bytes");
     let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + 96);
     bytes.resize(FRAME_HEADER_BYTES, 0);
@@ -603,7 +646,7 @@ fn encode_with<M: Message>(token: u64, message: &M, payload_len: usize, flags: u
     let meta_len = bytes.len() - FRAME_HEADER_BYTES;
     assert!(meta_len <= META_BYTES_MAX as usize, "frame meta part of {meta_len} bytes");
     bytes[..4].copy_from_slice(&FRAME_MAGIC);
-    (bytes[4], bytes[5]) = (M::KIND, flags);
+    (bytes[4], bytes[5], bytes[6]) = (M::KIND, flags, byte_of(beside.urgency));
     bytes[8..12].copy_from_slice(&(meta_len as u32).to_le_bytes());
     bytes[12..16].copy_from_slice(&(payload_len as u32).to_le_bytes());
     bytes[16..24].copy_from_slice(&token.to_le_bytes());
@@ -620,6 +663,7 @@ struct FrameHeader {
     meta_len: usize,
     payload_len: usize,
     is_again: bool,
+    beside: Beside,
     token: u64,
     crc: u32,
 }
@@ -638,7 +682,8 @@ fn decode_header<M: Message>(bytes: &[u8; FRAME_HEADER_BYTES]) -> Result<FrameHe
     }
     let (meta_len, payload_len) = (meta_len as usize, payload_len as usize);
     let token = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes"));
-    Ok(FrameHeader { meta_len, payload_len, is_again: bytes[5] & FLAG_AGAIN != 0, token, crc: word(24) })
+    let (is_again, beside) = (bytes[5] & FLAG_AGAIN != 0, Beside { urgency: urgency_of(bytes[6]) });
+    Ok(FrameHeader { meta_len, payload_len, is_again, beside, token, crc: word(24) })
 }
 
 /// Cuts a byte stream into frames. Payloads land in aligned buffers of their own.
@@ -655,6 +700,7 @@ pub struct FrameReader<M> {
 
 struct Body<M> {
     token: u64,
+    beside: Beside,
     message: M,
     /// `None` while it is lent.
     payload: Option<BufMut>,
@@ -700,33 +746,34 @@ impl<M: Message> FrameReader<M> {
             return Err(FormatError::Checksum);
         }
         let message: M = from_postcard(meta)?;
+        let FrameHeader { token, beside, .. } = header;
         self.head.clear();
         if header.is_again {
             if header.payload_len == 0 || header.payload_len != self.last.len() {
                 return Err(FormatError::Field("payload of the frame before"));
             }
-            self.on_whole(header.token, message, self.last.clone());
+            self.on_whole(Frame { token, beside, message, payload: self.last.clone() });
         } else if header.payload_len == 0 {
-            self.on_whole(header.token, message, Buf::empty());
+            self.on_whole(Frame { token, beside, message, payload: Buf::empty() });
         } else {
             let payload = Some(BufMut::new(header.payload_len));
-            self.body = Some(Body { token: header.token, message, payload, filled: 0 });
+            self.body = Some(Body { token, beside, message, payload, filled: 0 });
         }
         Ok(taken)
     }
 
     fn finish_body(&mut self) {
         if self.body.as_ref().is_some_and(|b| b.rest_bytes() == 0) {
-            let Body { token, message, payload, .. } = self.body.take().expect("just seen");
-            self.on_whole(token, message, payload.expect("just seen").freeze());
+            let Body { token, beside, message, payload, .. } = self.body.take().expect("just seen");
+            self.on_whole(Frame { token, beside, message, payload: payload.expect("just seen").freeze() });
         }
     }
 
-    fn on_whole(&mut self, token: u64, message: M, payload: Buf) {
+    fn on_whole(&mut self, frame: Frame<M>) {
         if M::REPEATS {
-            self.last = payload.clone();
+            self.last = frame.payload.clone();
         }
-        self.ready.push_back(Frame { token, message, payload });
+        self.ready.push_back(frame);
     }
 }
 
@@ -812,7 +859,7 @@ mod tests {
             (whole, reader.error())
         };
         let whole = (encode_frame(1, &append(8192), 8192), 8192);
-        let again = |len| (encode_frame_again(2, &append(len), len), 0);
+        let again = |len| (encode_frame_again(2, &append(len), len, Beside::default()), 0);
         let other = (encode_frame(3, &append(0), 0), 0);
         assert_eq!((whole.0[5], again(8192).0[5]), (0, 1));
         let payload = vec![7; 8192];
@@ -826,9 +873,27 @@ mod tests {
         let mut reader = FrameReader::<Reply>::new();
         let shard = Reply::Shard { blocks: 1 };
         reader.on_bytes(&[encode_frame(1, &shard, 4096), vec![7; 4096]].concat());
-        reader.on_bytes(&encode_with(2, &shard, 4096, FLAG_AGAIN));
+        reader.on_bytes(&encode_flagged(2, &shard, 4096, Beside::default(), FLAG_AGAIN));
         assert!(reader.pop().is_some() && reader.pop().is_none());
         assert_eq!(reader.error(), wrong);
+    }
+
+    #[test]
+    fn a_request_says_its_class_where_that_was_agreed_on_and_a_normal_one_is_as_it_was() {
+        let frame = |urgency, version| encode_frame_with(7, &append(0), 0, Beside { urgency }.in_version(version));
+        let plain = encode_frame(7, &append(0), 0);
+        assert_eq!(
+            (frame(Urgency::Normal, URGENCY_SINCE), frame(Urgency::Care, URGENCY_SINCE - 1)),
+            (plain.clone(), plain)
+        );
+        for (byte, urgency) in [(0, Urgency::Normal), (1, Urgency::Sparse), (2, Urgency::Care)] {
+            let bytes = frame(urgency, URGENCY_SINCE);
+            assert_eq!(bytes[4..8], [1, 0, byte, 0]);
+            let mut reader = FrameReader::<Request>::new();
+            reader.on_bytes(&bytes);
+            assert_eq!(reader.pop().expect("a frame").beside, Beside { urgency });
+        }
+        assert_eq!(urgency_of(9), Urgency::Normal, "of a later release");
     }
 
     proptest! {
@@ -845,7 +910,7 @@ mod tests {
                 stream.extend_from_slice(&encode_frame(i as u64, &append(*len), *len));
                 stream.extend(std::iter::repeat_n(i as u8, *len));
                 if *twice && *len > 0 {
-                    stream.extend_from_slice(&encode_frame_again(i as u64, &append(*len), *len));
+                    stream.extend_from_slice(&encode_frame_again(i as u64, &append(*len), *len, Beside::default()));
                 }
             }
             let mut reader = FrameReader::<Request>::new();

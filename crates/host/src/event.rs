@@ -8,7 +8,7 @@ use crate::offers::Offer;
 use crate::reservation::ReservedVolume;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, MetaVersion, NodeId, Token,
-    VolumeId,
+    Urgency, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_filter::{Filter, FilterId};
@@ -475,6 +475,7 @@ pub enum Effect {
         lane: Lane,
         call: Call,
         request: Request,
+        urgency: Urgency,
         payload: Vec<Buf>,
     },
     /// Make the connections to the node anew.

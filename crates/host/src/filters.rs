@@ -17,7 +17,7 @@ use crate::limits::LIMIT;
 use crate::observed::Observation;
 use crate::requests::{Origin, Requester};
 use crate::volumes::Volume;
-use holdfast_base::{BlockRequest, Effects, HeadId, Instant, Token};
+use holdfast_base::{BlockRequest, Effects, HeadId, Instant, Token, Urgency};
 use holdfast_filter::{Effect, FILTERS_MAX, Filter, FilterId, OWN_MAX, Stack, StackEvent};
 use holdfast_volume::controller::REQUESTS_MAX;
 use holdfast_volume::{Event as VolumeEvent, State, Target};
@@ -69,14 +69,21 @@ impl Volume {
 
 impl Host {
     /// Gives a request that is under way to the controller, by the filters that stand before it.
-    pub(crate) fn pass(&mut self, now: Instant, at: Token, target: Target, request: BlockRequest, out: Out) {
+    pub(crate) fn pass(
+        &mut self,
+        now: Instant,
+        at: Token,
+        target: Target,
+        (request, urgency): (BlockRequest, Urgency),
+        out: Out,
+    ) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };
         let head = if let Target::Head(head) = target { volume.stack(head).map(|_| head) } else { None };
         volume.requests.passes(now, request.token, head.is_some());
         if let Some(head) = head {
             return self.drive_filters(now, at, head, StackEvent::Request(request), out);
         }
-        self.drive(now, at, VolumeEvent::Request { target, request }, out);
+        self.drive(now, at, VolumeEvent::Request { target, request, urgency }, out);
     }
 
     pub(crate) fn drive_filters(&mut self, now: Instant, at: Token, head: HeadId, event: StackEvent, out: Out) {
@@ -96,7 +103,9 @@ impl Host {
                     let requester = Requester::Filters(head);
                     let origin = Origin { requester, token, op: None, since: now, came_at: now, changes: None };
                     let request = BlockRequest { token: volume.requests.admit(origin), op };
-                    self.drive(now, at, VolumeEvent::Request { target: Target::Head(head), request }, out);
+                    // What filters ask is another request, whoever asked them.
+                    let (target, urgency) = (Target::Head(head), Urgency::Normal);
+                    self.drive(now, at, VolumeEvent::Request { target, request, urgency }, out);
                 }
             }
         }

@@ -354,8 +354,9 @@ impl Host {
         self.touch(at);
         for effect in effects.drain() {
             match effect {
-                VolumeEffect::Send { node, lane, token, request, payload } => {
-                    out.push(Effect::Send { node, lane, call: Call { volume: at, token }, request, payload });
+                VolumeEffect::Send { node, lane, token, request, urgency, payload } => {
+                    let call = Call { volume: at, token };
+                    out.push(Effect::Send { node, lane, call, request, urgency, payload });
                 }
                 VolumeEffect::Reply(reply) => self.replies.push_back((at, reply)),
                 VolumeEffect::Took { token, spans } => {

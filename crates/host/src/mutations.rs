@@ -13,5 +13,7 @@ holdfast_base::mutations! {
         lets_second_in,
         /// Filters are not drained when the volume goes, and stand before its next opening with what they hold.
         keeps_filters,
+        /// What goes in its turn has no class at nodes.
+        turn_forgets_class,
     }
 }

@@ -54,7 +54,7 @@ pub use cost::{Cost, FLOOR_BYTES, Kind};
 pub use latency::{Sample, Samples};
 pub use mutations::Mutations;
 pub use policy::{Burst, Policy, PolicyError};
-pub use scheduler::{Class, Config, Effect, Event, Scheduler, Share, Slot, Sums, TenantId};
+pub use scheduler::{Config, Effect, Event, Scheduler, Share, Slot, Sums, TenantId};
 pub use sharing::{FloorRefused, Sharing};
 pub use tenant::{Figures, Role};
 pub use window::Isolation;

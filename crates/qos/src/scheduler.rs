@@ -10,7 +10,7 @@ use crate::policy::Policy;
 use crate::tenant::{Figures, Queued, Role, Tenant};
 use crate::window::{Isolation, WHOLE, Window};
 use holdfast_base::time::earliest;
-use holdfast_base::{Effects, Instant, RequestToken, Slab, Token};
+use holdfast_base::{Effects, Instant, RequestToken, Slab, Token, Urgency};
 use std::time::Duration;
 
 /// Requests that wait or are under way: four of each of as many clients as a host takes.
@@ -47,15 +47,6 @@ pub struct TenantId(Token);
 /// Names a request that is under way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(Token);
-
-/// What requests to nodes say of whom they are for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Class {
-    /// Of a tenant that asks for little, one at a time.
-    Sparse,
-    Normal,
-    Care,
-}
 
 /// Who decides how much is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -107,7 +98,7 @@ pub enum Event {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    Go { token: RequestToken, slot: Slot, class: Class, waited: Duration },
+    Go { token: RequestToken, slot: Slot, urgency: Urgency, waited: Duration },
     Drop { token: RequestToken },
 }
 
@@ -452,16 +443,16 @@ impl Scheduler {
             }
         }
         let waited = tenant.on_went(now, &queued);
-        let class = match tenant.role {
-            Role::Care => Class::Care,
-            Role::Guest if is_sparse => Class::Sparse,
-            Role::Guest => Class::Normal,
+        let urgency = match tenant.role {
+            Role::Care => Urgency::Care,
+            Role::Guest if is_sparse => Urgency::Sparse,
+            Role::Guest => Urgency::Normal,
         };
         self.queued -= 1;
         self.in_service += queued.cost;
         self.beyond += usize::from(is_beyond);
         let slot = Slot(self.serving.insert(Serving { tenant: id, queued, went_at: now, is_beyond, is_late: false }));
-        out.push(Effect::Go { token: queued.token, slot, class, waited });
+        out.push(Effect::Go { token: queued.token, slot, urgency, waited });
         if why != Why::Alone {
             self.see(now, id);
             self.place(now, id);
@@ -633,7 +624,7 @@ mod tests {
         }
 
         /// Classes of what goes, of so many that are asked.
-        fn ask(&mut self, tenant: TenantId, kind: Kind, bytes: u64, count: usize) -> Vec<Class> {
+        fn ask(&mut self, tenant: TenantId, kind: Kind, bytes: u64, count: usize) -> Vec<Urgency> {
             for _ in 0..count {
                 let token = RequestToken(self.next);
                 self.next += 1;
@@ -641,7 +632,7 @@ mod tests {
                 self.scheduler.verify(NOW);
             }
             let class = |effect| match effect {
-                Effect::Go { class, .. } => Some(class),
+                Effect::Go { urgency, .. } => Some(urgency),
                 Effect::Drop { .. } => None,
             };
             self.out.take().into_iter().filter_map(class).collect()
@@ -656,10 +647,10 @@ mod tests {
         let few: Vec<TenantId> = (0..12).map(|_| asking.tenant("", Role::Guest)).collect();
         assert_eq!(asking.ask(few[11], Kind::Write, 128 << 10, 1), [], "it is not small");
         for tenant in &few[..BEYOND_MAX] {
-            assert_eq!(asking.ask(*tenant, Kind::Write, 64 << 10, 1), [Class::Sparse]);
+            assert_eq!(asking.ask(*tenant, Kind::Write, 64 << 10, 1), [Urgency::Sparse]);
         }
         assert_eq!(asking.ask(few[8], Kind::Read, 512, 1), [], "eight are beyond it");
-        assert_eq!(asking.ask(few[9], Kind::Flush, 0, 1), [Class::Sparse]);
+        assert_eq!(asking.ask(few[9], Kind::Flush, 0, 1), [Urgency::Sparse]);
         assert_eq!(asking.scheduler.figures(few[8]).map(|figures| figures.waiting), Some(1));
     }
 
@@ -687,10 +678,10 @@ mod tests {
     fn care_is_never_sparse_and_many_in_flight_are_not() {
         let mut asking = asking();
         let care = asking.tenant("weight=20", Role::Care);
-        assert_eq!(asking.ask(care, Kind::Read, 4096, 1), [Class::Care]);
+        assert_eq!(asking.ask(care, Kind::Read, 4096, 1), [Urgency::Care]);
         let noisy = asking.tenant("", Role::Guest);
         let classes = asking.ask(noisy, Kind::Read, 512, 7);
-        assert_eq!((classes[0], classes[6]), (Class::Sparse, Class::Normal));
+        assert_eq!((classes[0], classes[6]), (Urgency::Sparse, Urgency::Normal));
         assert_eq!(asking.ask(care, Kind::Read, 4096, 1), [], "the window is full");
     }
 

@@ -5,9 +5,9 @@
 
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward, lane_index};
 use crate::world::{Happening, Machine, MachineAt, Output, World};
-use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId};
+use holdfast_base::{BlockRequest, Buf, Effects, InstanceId, Instant, MetaReply, NodeId, Urgency};
 use holdfast_format::versions::Versions;
-use holdfast_format::wire::{DeviceStat, Reply, Request, WIRE};
+use holdfast_format::wire::{Beside, DeviceStat, Reply, Request, WIRE};
 use holdfast_volume::{Effect, Event, Target, Task};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -187,7 +187,7 @@ impl<M: Machine> World<M> {
     /// Hands a guest's request to a machine; a host that is down swallows it.
     pub fn request(&mut self, at: MachineAt, target: Target, request: BlockRequest) {
         self.trace.event(self.now, &[24, request.token.0], || format!("{at:?} gets request {request:?} to {target:?}"));
-        self.tell(at, Event::Request { target, request });
+        self.tell(at, Event::Request { target, request, urgency: Urgency::Normal });
     }
 
     pub fn tell(&mut self, at: MachineAt, event: Event) {
@@ -240,7 +240,7 @@ impl<M: Machine> World<M> {
                 let node = NodeId(node as u32 + 1);
                 self.machine_handles(at, Event::Node { node, token, reply, payload: message.payload });
             }
-            Body::Request(_) => unreachable!("requests go to nodes"),
+            Body::Request(..) => unreachable!("requests go to nodes"),
         }
     }
 
@@ -290,7 +290,7 @@ impl<M: Machine> World<M> {
 
     fn machine_effect(&mut self, at: MachineAt, effect: Effect) {
         match effect {
-            Effect::Send { node, lane, token, request, payload } => {
+            Effect::Send { node, lane, token, request, urgency, payload } => {
                 let host = &mut self.hosts[at.host];
                 // The end of the connection may be among the effects of the same event.
                 let Some(conn) = self.net.current(at.host, node.0 as usize - 1) else { return };
@@ -301,7 +301,8 @@ impl<M: Machine> World<M> {
                 self.net.conn_mut(conn).expect("current").waiting.insert(wire, (at.machine, token));
                 let payload = holdfast_base::buf::concat(&payload);
                 let stream = Stream { conn, lane: lane_index(lane), toward: Toward::Node };
-                self.send(stream, Message { token: wire, body: Body::Request(request), payload });
+                let beside = Beside { urgency }.in_version(version);
+                self.send(stream, Message { token: wire, body: Body::Request(request, beside), payload });
             }
             Effect::Took { .. } => {}
             Effect::Reply(reply) => {
@@ -407,7 +408,7 @@ impl<M: Machine> World<M> {
         let versions = if self.mixed { versions_of(generation.is_multiple_of(2)) } else { WIRE };
         for lane in 0..LANES.len() {
             let hello = Request::Hello { versions, grid: self.grid, host: format!("host{host}") };
-            let message = Message { token: 0, body: Body::Request(hello), payload: Buf::empty() };
+            let message = Message { token: 0, body: Body::Request(hello, Beside::default()), payload: Buf::empty() };
             self.send(Stream { conn, lane, toward: Toward::Node }, message);
         }
         self.schedule(self.now + HELLO_PATIENCE, Happening::HelloTimeout { conn });

@@ -11,7 +11,7 @@ use crate::ledger_recovery::Recovery;
 use crate::world::Machine;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockReply, Buf, BufMut, Effects, Epoch, InstanceId, Instant,
-    LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, RequestToken, VolumeId, block_crcs,
+    LedgerId, Lsn, MetaReply, MetaRequest, MetaVersion, NodeId, RequestToken, Urgency, VolumeId, block_crcs,
 };
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::root::{Root, root_key};
@@ -170,7 +170,7 @@ impl LedgerClient {
         let token = self.next_call;
         self.next_call += 1;
         self.calls.insert(token, Call { node, sent_at: self.now, purpose });
-        out.push(Effect::Send { node, lane: Lane::Fast, token, request, payload });
+        out.push(Effect::Send { node, lane: Lane::Fast, token, request, urgency: Urgency::Normal, payload });
     }
 
     fn calling(&self, purpose: Purpose) -> bool {

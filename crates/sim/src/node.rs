@@ -4,8 +4,8 @@ use crate::disk::{Crash, Disk, DiskOp};
 use crate::host::versions_of;
 use crate::net::{Body, ConnId, LANES, Message, Stream, Toward};
 use crate::world::{Happening, Machine, Output, World};
-use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId};
-use holdfast_format::wire::{DeviceStat, Reply, Request};
+use holdfast_base::{Buf, DeviceId, InstanceId, Instant, NodeId, Urgency};
+use holdfast_format::wire::{Beside, DeviceStat, Reply, Request};
 use holdfast_store as store;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -166,7 +166,7 @@ impl<M: Machine> World<M> {
         let has = |machine: &store::Node| machine.stats(now).iter().any(|stat| Some(stat.device) == request.device());
         let reactor = node.machines().position(has).unwrap_or(0);
         let peer = store::PeerId::here(PROBE);
-        let event = store::Event::Request { peer, token, request, payload: Buf::empty() };
+        let event = store::Event::Request { peer, token, beside: Beside::default(), request, payload: Buf::empty() };
         self.node_handles(index, reactor, event);
     }
 
@@ -297,12 +297,14 @@ impl<M: Machine> World<M> {
             Input::Asked { ask, request } => {
                 let peer = store::PeerId::here(ASK_PEERS + ask);
                 self.witness.on_request(peer, 0, &request, &[]);
-                (0, store::Event::Request { peer, token: 0, request, payload: Buf::empty() })
+                let beside = Beside { urgency: Urgency::Care };
+                (0, store::Event::Request { peer, token: 0, beside, request, payload: Buf::empty() })
             }
-            Input::Message(stream, Message { token, body: Body::Request(request), payload }) => {
+            Input::Message(stream, Message { token, body: Body::Request(request, beside), payload }) => {
                 let peer = peer_of(stream);
                 self.witness.on_request(peer, token, &request, &payload);
-                (self.nodes[index].reactor_of_peer(peer), store::Event::Request { peer, token, request, payload })
+                let event = store::Event::Request { peer, token, beside, request, payload };
+                (self.nodes[index].reactor_of_peer(peer), event)
             }
             Input::Message(stream, Message { body: Body::End, .. }) => {
                 self.node_hears_end(stream.conn);

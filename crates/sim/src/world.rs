@@ -472,7 +472,7 @@ fn short(reply: &MetaReply) -> String {
 fn describe(host: usize, node: usize, stream: Stream, message: &Message) -> String {
     let arrow = if stream.toward == Toward::Node { "->" } else { "<-" };
     let mut body = match &message.body {
-        Body::Request(request) => format!("{request:?}"),
+        Body::Request(request, _) => format!("{request:?}"),
         Body::Reply(reply) => format!("{reply:?}"),
         Body::End => "end of stream".to_string(),
     };

@@ -112,7 +112,7 @@ impl Bench {
 }
 
 fn request(token: u64, request: Request, payload: Buf) -> Event {
-    Event::Request { peer: PeerId::here(1), token, request, payload }
+    Event::Request { peer: PeerId::here(1), token, beside: Default::default(), request, payload }
 }
 
 fn put(counter: u64) -> (Event, ShardId) {

@@ -5,7 +5,7 @@ use crate::siblings::Message;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
-use holdfast_format::wire::{Reply, Request, WIRE};
+use holdfast_format::wire::{Beside, Reply, Request, WIRE};
 use std::fmt;
 use std::time::Duration;
 
@@ -174,6 +174,7 @@ pub enum Event {
     Request {
         peer: PeerId,
         token: u64,
+        beside: Beside,
         request: Request,
         payload: Buf,
     },

@@ -59,7 +59,7 @@ impl Node {
     pub fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         self.hosts.on_event(now);
         match event {
-            Event::Request { peer, token, request, payload } => {
+            Event::Request { peer, token, request, payload, .. } => {
                 self.hosts.on_request(now, peer);
                 self.on_request(now, Client { peer, token }, request, payload, out);
             }

@@ -7,7 +7,7 @@ use crate::space::TierUse;
 use crate::space::claims::Claim;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Effects, Epoch, GridId, HeadId, InstanceId, Instant, Lsn, MetaReply,
-    MetaRequest, NodeId, ObjectId, QuiesceId, RequestToken, ShardId, VolumeId,
+    MetaRequest, NodeId, ObjectId, QuiesceId, RequestToken, ShardId, Urgency, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
@@ -188,6 +188,8 @@ holdfast_base::mutations! {
         absent_leg_counts_as_lacking,
         /// Rule 27: a root is opened although legs know of a newer one.
         opens_older_root,
+        /// Decision 0039: what is asked again, or elsewhere, has lost its class.
+        hedge_forgets_class,
     }
 }
 
@@ -205,9 +207,11 @@ pub enum Event {
         job: u64,
         outcome: Worked,
     },
+    /// What nodes are asked for it has its urgency.
     Request {
         target: Target,
         request: BlockRequest,
+        urgency: Urgency,
     },
     /// A connection to the node is up and greeted. `boot` tells a restarted process from a re-connected one; `version`
     /// of the messages was agreed on.
@@ -382,6 +386,7 @@ pub enum Effect {
         lane: Lane,
         token: u64,
         request: Request,
+        urgency: Urgency,
         payload: Vec<Buf>,
     },
     Reply(BlockReply),

@@ -61,7 +61,7 @@ use crate::wants::Wants;
 use holdfast_base::time::earliest;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, NodeId,
-    ObjectId, Prng, RequestToken, Slab, Token,
+    ObjectId, Prng, RequestToken, Slab, Token, Urgency,
 };
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -108,7 +108,7 @@ pub struct Controller {
     pub(crate) governor: Governor,
     pub(crate) loader: LeafLoader,
     pub(crate) segments: Segments,
-    pub(crate) waiting: VecDeque<(Target, BlockRequest)>,
+    pub(crate) waiting: VecDeque<(Target, BlockRequest, Urgency)>,
     pub(crate) reads: Slab<ReadOp>,
     pub(crate) read_queue: ReadQueue,
     pub(crate) readahead: ReadAhead,
@@ -210,7 +210,7 @@ impl Controller {
             Event::Preload => self.begin_preload(out),
             Event::Close => self.begin_closing(out),
             Event::Worked { job, outcome } => self.on_worked(job, outcome, out),
-            Event::Request { target, request } => self.on_request(target, request, out),
+            Event::Request { target, request, urgency } => self.on_request(target, request, urgency, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
@@ -367,16 +367,16 @@ impl Controller {
         payload: Vec<Buf>,
         out: Out,
     ) -> Option<Token> {
-        self.peers.send(self.basis.now, Ask { node, lane, purpose, request, payload }, out)
+        self.peers.send(self.basis.now, Ask::new(node, lane, purpose, request, payload), out)
     }
 
-    pub(crate) fn on_request(&mut self, of: Target, request: BlockRequest, out: Out) {
+    pub(crate) fn on_request(&mut self, of: Target, request: BlockRequest, urgency: Urgency, out: Out) {
         self.last_activity = self.basis.now;
         match (self.state, of) {
-            (State::Open, target) => self.start_request(target, request, out),
+            (State::Open, target) => self.start_request(target, request, urgency, out),
             (State::Opening, _) => {
                 if self.waiting.len() < REQUESTS_MAX {
-                    self.waiting.push_back((of, request));
+                    self.waiting.push_back((of, request, urgency));
                 } else {
                     self.reply(request.token, Err(BlockError::Unavailable), out);
                 }
@@ -485,13 +485,6 @@ impl Controller {
             self.shared.slice_deadline(),
         ];
         of_parts.into_iter().flatten().min()
-    }
-
-    /// Loads leaves for `waiter`, who is told of each when it is there.
-    pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
-        for wanted in self.loader.load(&self.map, &self.segments, leaves, waiter) {
-            self.fetch(wanted, out);
-        }
     }
 
     fn on_leaves_part(&mut self, span: u64, part: u32, result: Result<Buf, FetchError>, out: Out) {
@@ -934,8 +927,8 @@ impl Controller {
 
     fn read_live(&mut self, out: Out) {
         while let Some(CleanRead { pass, part, segment, run, crcs, units, opened }) = self.care.cleaner.next_read() {
-            let (by, (block, blocks)) = (Recipient::Clean { job: pass, part, opened }, run);
-            self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs), units }, out);
+            let (by, urgency) = (Recipient::Clean { job: pass, part, opened }, Urgency::Care);
+            self.fetch(Wanted { by, urgency, segment, shape: None, run, crcs: Some(crcs), units }, out);
         }
     }
 
@@ -1128,7 +1121,7 @@ impl Controller {
             }
         }
         let queued: Vec<BlockRequest> =
-            self.waiting.drain(..).map(|(_, request)| request).chain(self.writes.drain()).collect();
+            self.waiting.drain(..).map(|(_, request, _)| request).chain(self.writes.drain()).collect();
         for request in queued {
             self.reply(request.token, Err(error), out);
         }

@@ -30,8 +30,8 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
-    DeviceHealth, DeviceStat, DeviceTrouble, Frame, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE, encode_frame,
-    encode_frame_again,
+    Beside, DeviceHealth, DeviceStat, DeviceTrouble, Frame, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE,
+    encode_frame, encode_frame_again, encode_frame_with,
 };
 use holdfast_runtime::framed::{Framed, REVOKED, Secured};
 use holdfast_runtime::pki::Role;
@@ -288,8 +288,21 @@ impl Links {
         })
     }
 
+    /// Sends what is short, and for no volume.
+    fn ask(&mut self, node: NodeId, lane: Lane, owner: Owner, request: &Request, io: &mut Io) {
+        self.send(node, lane, owner, (request, Beside::default()), Vec::new(), io);
+    }
+
     /// Sends to a node; does nothing where it is not up (a `Down` is on its way to who asked).
-    pub fn send(&mut self, node: NodeId, lane: Lane, owner: Owner, request: &Request, payload: Vec<Buf>, io: &mut Io) {
+    pub fn send(
+        &mut self,
+        node: NodeId,
+        lane: Lane,
+        owner: Owner,
+        (request, beside): (&Request, Beside),
+        payload: Vec<Buf>,
+        io: &mut Io,
+    ) {
         let Some(index) = self.index(node) else { return };
         let link = &mut self.links[index];
         if link.state != State::Up {
@@ -301,11 +314,11 @@ impl Links {
         }
         let (token, lane) = (link.waiting.insert(owner), link.lane_for(lane, request));
         let len = payload.iter().map(|b| b.len()).sum();
-        let is_again = link.is_again(lane, &payload);
+        let (is_again, beside) = (link.is_again(lane, &payload), beside.in_version(link.version));
         let request = self.addressed(request);
         let (frame, payload) = match is_again {
-            true => (encode_frame_again(token.0, &*request, len), Vec::new()),
-            false => (encode_frame(token.0, &*request, len), payload),
+            true => (encode_frame_again(token.0, &*request, len, beside), Vec::new()),
+            false => (encode_frame_with(token.0, &*request, len, beside), payload),
         };
         self.links[index].queue(lane, frame, payload, io);
     }
@@ -329,7 +342,7 @@ impl Links {
         let knows = |link: &Link| link.state == State::Up && link.version >= request.since();
         let is_up = self.index(node).is_some_and(|i| knows(&self.links[i]));
         if is_up {
-            self.send(node, Lane::Bulk, Owner::Control { ticket }, request, Vec::new(), io);
+            self.ask(node, Lane::Bulk, Owner::Control { ticket }, request, io);
         }
         is_up
     }
@@ -684,15 +697,15 @@ impl Links {
                 let asks_drives = knows_drives && link.polls_to_drives == 0;
                 link.polls_to_drives = link.polls_to_drives.checked_sub(1).unwrap_or(POLLS_PER_DRIVES - 1);
                 if asks_drives {
-                    self.send(node, Lane::Fast, Owner::Poll, &Request::Drives, Vec::new(), io);
+                    self.ask(node, Lane::Fast, Owner::Poll, &Request::Drives, io);
                 }
                 if self.links[index].version >= Request::TROUBLES_SINCE {
-                    self.send(node, Lane::Fast, Owner::Poll, &Request::Troubles, Vec::new(), io);
+                    self.ask(node, Lane::Fast, Owner::Poll, &Request::Troubles, io);
                 }
                 if self.links[index].lanes.len() > LANES {
-                    self.send(node, Lane::Fast, Owner::Poll, &Request::Reactors, Vec::new(), io);
+                    self.ask(node, Lane::Fast, Owner::Poll, &Request::Reactors, io);
                 }
-                self.send(node, Lane::Fast, Owner::Poll, &Request::Stat, Vec::new(), io);
+                self.ask(node, Lane::Fast, Owner::Poll, &Request::Stat, io);
             }
         }
     }

@@ -63,6 +63,7 @@ use holdfast_base::time::earliest;
 use holdfast_base::{BlockRequest, Effects, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_cluster::{Event as AssignmentEvent, Local};
 use holdfast_format::forward::{self as wire, Ask, FORWARD, Refusal};
+use holdfast_format::wire::Beside;
 use holdfast_host::planned;
 use holdfast_host::{Call, Effect, Event as HostEvent, Host, HostPlaces, Level, Order, PeerEffect, PeerEvent};
 use holdfast_runtime::mailbox::Receiver;
@@ -159,9 +160,9 @@ impl Shell {
 
     fn carry_out(&mut self, now: Instant, effect: Effect, io: &mut Io) {
         match effect {
-            Effect::Send { node, lane, call, request, payload } => {
+            Effect::Send { node, lane, call, request, urgency, payload } => {
                 let owner = Owner::Volume { volume: call.volume, token: call.token };
-                self.links.send(node, lane, owner, &request, payload, io);
+                self.links.send(node, lane, owner, (&request, Beside { urgency }), payload, io);
             }
             Effect::Reply { to, reply } => self.on_client_reply(to, reply, io),
             Effect::Meta { call, request } => {

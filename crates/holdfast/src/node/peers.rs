@@ -10,8 +10,8 @@
 //! Limits: [`WAYS_MAX`] nodes at a time. What was refused or lost is not tried again for a while: who waits for it has other ways.
 
 use crate::logger;
-use holdfast_base::{Buf, BufMut, GridId, Instant, NodeId};
-use holdfast_format::wire::{Frame, MAKE_MS, Reply, Request, WIRE, encode_frame};
+use holdfast_base::{Buf, BufMut, GridId, Instant, NodeId, Urgency};
+use holdfast_format::wire::{Beside, Frame, MAKE_MS, Reply, Request, WIRE, encode_frame, encode_frame_with};
 use holdfast_runtime::framed::{Framed, Secured};
 use holdfast_runtime::pki::Role;
 use holdfast_runtime::reactor::{ConnId, Io};
@@ -39,9 +39,10 @@ type Place = (NodeId, SocketAddr);
 
 struct Way {
     link: Framed<Reply>,
-    greeted: bool,
-    /// What is asked once it was greeted.
-    held: Vec<Vec<u8>>,
+    /// Once it was greeted: what is said beside each request.
+    greeted: Option<Beside>,
+    /// What is asked then.
+    held: Vec<(u64, Request)>,
     /// Asked, and not answered.
     waiting: BTreeSet<u64>,
     last_used: Instant,
@@ -84,8 +85,10 @@ impl NodePeers {
             way.last_used = now;
         }
         way.waiting.insert(token.0);
-        let frame = encode_frame(token.0, request, 0);
-        if way.greeted { way.send(frame, io) } else { way.held.push(frame) }
+        match way.greeted {
+            Some(beside) => way.send(encode_frame_with(token.0, request, 0, beside), io),
+            None => way.held.push((token.0, request.clone())),
+        }
     }
 
     /// Whether there is a way to a node, or one is being made.
@@ -109,7 +112,7 @@ impl NodePeers {
         let conn = io.connect_tcp(place.1);
         let way = Way {
             link: Framed::new(conn, secured),
-            greeted: false,
+            greeted: None,
             held: Vec::new(),
             waiting: BTreeSet::new(),
             last_used: now,
@@ -159,7 +162,7 @@ impl NodePeers {
 
     fn on_frame(&mut self, now: Instant, place: Place, frame: Frame<Reply>, io: &mut Io) {
         let Some(way) = self.ways.get_mut(&place) else { return };
-        if way.greeted {
+        if way.greeted.is_some() {
             if !way.waiting.remove(&frame.token) {
                 return self.refuse(now, place, "it answered what nobody asked", io);
             }
@@ -168,9 +171,11 @@ impl NodePeers {
         }
         match frame.message {
             Reply::Hello { version, node, .. } if node == place.0 && WIRE.contain(version) => {
-                (way.greeted, way.last_used) = (true, now);
-                for held in std::mem::take(&mut way.held) {
-                    way.send(held, io);
+                // Shards are made for nobody who waits.
+                let beside = Beside { urgency: Urgency::Care }.in_version(version);
+                (way.greeted, way.last_used) = (Some(beside), now);
+                for (token, request) in std::mem::take(&mut way.held) {
+                    way.send(encode_frame_with(token, &request, 0, beside), io);
                 }
             }
             other => self.refuse(now, place, &format!("it answered the greeting with {other:?}"), io),
@@ -204,7 +209,7 @@ impl NodePeers {
     pub fn on_time(&mut self, now: Instant, io: &mut Io) {
         let due: Vec<Place> = self.ways.iter().filter(|(_, way)| way.due() <= now).map(|(place, _)| *place).collect();
         for place in due {
-            let is_idle = self.ways.get(&place).is_some_and(|way| way.waiting.is_empty() && way.greeted);
+            let is_idle = self.ways.get(&place).is_some_and(|way| way.waiting.is_empty() && way.greeted.is_some());
             self.lose(now, place, if is_idle { Duration::ZERO } else { LOST_PAUSE }, io);
         }
     }
@@ -225,7 +230,7 @@ impl NodePeers {
 
 impl Way {
     fn due(&self) -> Instant {
-        let is_waited_for = !self.waiting.is_empty() || !self.greeted;
+        let is_waited_for = !self.waiting.is_empty() || self.greeted.is_none();
         self.last_used + if is_waited_for { SILENCE_MAX } else { IDLE_MAX }
     }
 

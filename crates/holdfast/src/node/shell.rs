@@ -577,9 +577,9 @@ impl NodeShell {
     }
 
     fn on_request(&mut self, now: Instant, token: Token, frame: Frame<Request>, io: &mut Io) {
-        let Frame { token: request_token, message: request, payload } = frame;
+        let Frame { token: request_token, beside, message: request, payload } = frame;
         let peer = store::PeerId::here(token.0);
-        self.handle(now, store::Event::Request { peer, token: request_token, request, payload }, io);
+        self.handle(now, store::Event::Request { peer, token: request_token, beside, request, payload }, io);
     }
 
     /// A connection has left this reactor for another one.

@@ -5,10 +5,10 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use holdfast_base::{Effects, Instant, Prng, RequestToken};
+use holdfast_base::{Effects, Instant, Prng, RequestToken, Urgency};
 use holdfast_qos::scheduler::{Effect, Event};
 use holdfast_qos::sharing::Event as SharingEvent;
-use holdfast_qos::{Class, Config, Cost, Kind, Policy, Role, Scheduler, Sharing, Slot, TenantId};
+use holdfast_qos::{Config, Cost, Kind, Policy, Role, Scheduler, Sharing, Slot, TenantId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
@@ -205,7 +205,7 @@ impl Model {
             self.asked.insert(token, asked);
             let Guest { kind, bytes, reactor, .. } = self.guests[index];
             if self.machine.is_unmanaged {
-                self.start(token, None, Class::Normal);
+                self.start(token, None, Urgency::Normal);
             } else {
                 let (tenant, token) = (self.tenants[index], RequestToken(token));
                 self.drive(reactor, Event::Request { tenant, kind, bytes, token });
@@ -231,7 +231,7 @@ impl Model {
         }
         for effect in out.take() {
             match effect {
-                Effect::Go { token, slot, class, .. } => self.start(token.0, Some(slot), class),
+                Effect::Go { token, slot, urgency, .. } => self.start(token.0, Some(slot), urgency),
                 Effect::Drop { .. } => panic!("nobody left"),
             }
         }
@@ -252,7 +252,7 @@ impl Model {
         }
     }
 
-    fn start(&mut self, token: u64, slot: Option<Slot>, class: Class) {
+    fn start(&mut self, token: u64, slot: Option<Slot>, urgency: Urgency) {
         let asked = self.asked.get_mut(&token).expect("what goes was asked, and once");
         assert!(asked.pieces_left == 0 && asked.went.is_none(), "what goes was not told before");
         let bytes = self.guests[asked.guest].bytes;
@@ -260,7 +260,7 @@ impl Model {
         self.longest_wait[asked.guest] = self.longest_wait[asked.guest].max(wait);
         asked.went = slot;
         asked.pieces_left = bytes.div_ceil(PIECE_BYTES).max(1);
-        let queue = usize::from(!(self.machine.is_ordered && class == Class::Sparse));
+        let queue = usize::from(!(self.machine.is_ordered && urgency == Urgency::Sparse));
         for piece in 0..asked.pieces_left {
             self.pieces[queue].push_back((token, (bytes - piece * PIECE_BYTES).min(PIECE_BYTES)));
         }

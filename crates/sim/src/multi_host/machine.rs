@@ -34,9 +34,9 @@ impl HostMachine {
         let done = act(&mut self.host, &mut effects);
         for effect in effects.drain() {
             match effect {
-                Effect::Send { node, lane, call, request, payload } => {
+                Effect::Send { node, lane, call, request, urgency, payload } => {
                     let token = self.calls.insert((Some(node), call)).0;
-                    out.push(VolumeEffect::Send { node, lane, token, request, payload });
+                    out.push(VolumeEffect::Send { node, lane, token, request, urgency, payload });
                 }
                 Effect::Meta { call, request } => {
                     let token = self.calls.insert((None, call)).0;

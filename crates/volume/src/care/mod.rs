@@ -116,7 +116,7 @@ impl Around<'_> {
         payload: Vec<Buf>,
         out: Out,
     ) -> Option<Token> {
-        self.peers.send(self.basis.now, Ask { node, lane: Lane::Bulk, purpose, request, payload }, out)
+        self.peers.send(self.basis.now, Ask::new(node, Lane::Bulk, purpose, request, payload), out)
     }
 
     /// The id of a shard of a segment that the map names.

@@ -11,7 +11,7 @@ use crate::segment::fetch::{FetchError, Recipient, Wanted};
 use crate::segment::units::{Units, cut};
 use crate::space::Topology;
 use holdfast_base::{
-    BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token,
+    BLOCK_BYTES, BlockData, BlockError, Buf, ByteRange, Instant, ObjectId, RequestToken, StatusExtent, Token, Urgency,
 };
 use holdfast_format::record::SegmentNo;
 use holdfast_stages::{Stage, Trail};
@@ -33,6 +33,7 @@ pub(crate) enum Reader {
 #[derive(Debug)]
 pub(crate) struct ReadOp {
     reader: Reader,
+    urgency: Urgency,
     began_at: Instant,
     trail: Trail,
     /// A head is read as it is when places are looked up.
@@ -95,12 +96,13 @@ const RESTARTS_MAX: u32 = 1000;
 
 impl Controller {
     /// Starts to read `range`, which lies inside and is not empty.
-    pub(crate) fn start_read(&mut self, reader: Reader, of: Target, range: ByteRange, out: Out) {
+    pub(crate) fn start_read(&mut self, (reader, urgency): (Reader, Urgency), of: Target, range: ByteRange, out: Out) {
         if self.reads.is_full() {
             return self.refuse_read(reader, BlockError::Unavailable, out);
         }
         let op = self.reads.insert(ReadOp {
             reader,
+            urgency,
             began_at: self.basis.now,
             trail: Trail::new(self.basis.now),
             of,
@@ -193,6 +195,28 @@ impl Controller {
         }
     }
 
+    /// Of one that is over nobody waits.
+    pub(crate) fn urgency_of_read(&self, token: Token) -> Urgency {
+        self.reads.get(token).map_or(Urgency::Care, |op| op.urgency)
+    }
+
+    /// Loads leaves for `waiter`, who is told of each when it is there.
+    pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
+        let urgency = self.urgency_of_leaves(waiter);
+        for wanted in self.loader.load(&self.map, &self.segments, leaves, (waiter, urgency)) {
+            self.fetch(wanted, out);
+        }
+    }
+
+    /// A checkpoint makes room in the log, for which guests may wait.
+    fn urgency_of_leaves(&self, waiter: LeafWaiter) -> Urgency {
+        match waiter {
+            LeafWaiter::Read(op) => self.urgency_of_read(op),
+            LeafWaiter::Fold => Urgency::Normal,
+            LeafWaiter::ReadAhead | LeafWaiter::Cleaner | LeafWaiter::Audit => Urgency::Care,
+        }
+    }
+
     /// The layer that a request for this sees first, if there is one still.
     pub(crate) fn layer_of(&self, of: Target) -> Option<ObjectId> {
         match of {
@@ -255,12 +279,14 @@ impl Controller {
         // What goes into a block that is written anew, or from a snapshot into a backup or another grid, must be right:
         // the checksum of the copy would vouch for damage.
         let checked = self.basis.config.checked_reads || is_copied;
-        for PartFetch { part, segment, run: (block, blocks), crcs, units } in fetches {
+        let urgency = op.urgency;
+        for PartFetch { part, segment, run, crcs, units } in fetches {
+            let (block, blocks) = run;
             let topology = Topology::new(&self.basis, &self.peers);
             self.rotation.count_read(topology, &self.segments, segment, u64::from(blocks) * BLOCK_BYTES as u64);
             if units.is_some() {
                 let by = Recipient::Read { op: token, part };
-                self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs: Some(crcs), units }, out);
+                self.fetch(Wanted { by, urgency, segment, shape: None, run, crcs: Some(crcs), units }, out);
                 continue;
             }
             let taker = Taker { op: token, part, block, blocks, crcs: checked.then_some(crcs) };

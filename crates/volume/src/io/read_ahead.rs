@@ -378,10 +378,13 @@ impl Controller {
                 return Some(taker);
             }
             RunState::Planned => {
+                let op = taker.op;
                 run.state = RunState::Coming(vec![taker]);
                 self.readahead.held_blocks += u64::from(blocks);
-                let by = Recipient::Ahead { segment, first };
-                self.fetch(Wanted { by, segment, shape: None, block: first, blocks, crcs: None, units: None }, out);
+                // A read waits for the first of it.
+                let (by, urgency) = (Recipient::Ahead { segment, first }, self.urgency_of_read(op));
+                let run = (first, blocks);
+                self.fetch(Wanted { by, urgency, segment, shape: None, run, crcs: None, units: None }, out);
             }
             RunState::Coming(takers) => takers.push(taker),
             RunState::Here(bytes) => {
@@ -447,8 +450,9 @@ impl Controller {
     /// Fetches for a read by itself.
     pub(crate) fn fetch_taken(&mut self, segment: SegmentNo, taker: Taker, out: Out) {
         let Taker { op, part, block, blocks, crcs } = taker;
-        let by = Recipient::Read { op, part };
-        self.fetch(Wanted { by, segment, shape: None, block, blocks, crcs, units: None }, out);
+        let (by, urgency) = (Recipient::Read { op, part }, self.urgency_of_read(op));
+        let run = (block, blocks);
+        self.fetch(Wanted { by, urgency, segment, shape: None, run, crcs, units: None }, out);
     }
 
     /// Forgets streams that nobody reads any more.

@@ -13,7 +13,7 @@ use crate::log::window::{Done, WriteOp};
 use crate::space::Topology;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockOp, BlockRequest, Buf, BufMut, ByteRange, HeadId, Instant, Key, Token,
-    block_crcs,
+    Urgency, block_crcs,
 };
 use holdfast_format::record::Record;
 use holdfast_stages::{Stage, Trail};
@@ -42,6 +42,7 @@ pub(crate) struct Writes {
 struct Queued {
     head: HeadId,
     request: BlockRequest,
+    urgency: Urgency,
     since: Instant,
 }
 
@@ -118,7 +119,7 @@ fn data_len(op: &BlockOp) -> u64 {
 }
 
 impl Controller {
-    pub(crate) fn start_request(&mut self, target: Target, request: BlockRequest, out: Out) {
+    pub(crate) fn start_request(&mut self, target: Target, request: BlockRequest, urgency: Urgency, out: Out) {
         let range = range_of(&request.op);
         let Some(size_bytes) = self.bytes_of(target) else {
             // It was dropped.
@@ -134,17 +135,17 @@ impl Controller {
             (BlockOp::Read(_), _) if range.len == 0 => {
                 self.reply(request.token, Ok(BlockData::Data(Vec::new())), out);
             }
-            (BlockOp::Read(_), of) => self.start_read(Reader::Guest(request.token), of, range, out),
-            (BlockOp::Status(_), of) => self.start_read(Reader::Status(request.token), of, range, out),
+            (BlockOp::Read(_), of) => self.start_read((Reader::Guest(request.token), urgency), of, range, out),
+            (BlockOp::Status(_), of) => self.start_read((Reader::Status(request.token), urgency), of, range, out),
             (BlockOp::Changes { since, .. }, of) => {
-                self.start_read(Reader::Changes(request.token, since), of, range, out);
+                self.start_read((Reader::Changes(request.token, since), urgency), of, range, out);
             }
             (BlockOp::Prefetch(_) | BlockOp::Flush, _) => self.reply(request.token, Ok(BlockData::Done), out),
             (_, Target::Snapshot(_)) => self.reply(request.token, Err(BlockError::Invalid), out),
             _ if range.len == 0 => self.reply(request.token, Ok(BlockData::Done), out),
             (op, Target::Head(head)) => {
                 let request = BlockRequest { token: request.token, op };
-                self.writes.queue.push_back(Queued { head, request, since: self.basis.now });
+                self.writes.queue.push_back(Queued { head, request, urgency, since: self.basis.now });
                 self.admit_writes(out);
             }
         }
@@ -194,13 +195,14 @@ impl Controller {
         }
     }
 
-    fn begin_if_inside(&mut self, Queued { head, request, since }: Queued, out: Out) {
-        let end = range_of(&request.op).end();
+    fn begin_if_inside(&mut self, queued: Queued, out: Out) {
+        let Queued { head, request, .. } = &queued;
+        let (head, token, end) = (*head, request.token, range_of(&request.op).end());
         match self.head_bytes(head) {
-            Some(size) if end.is_some_and(|end| end <= size) => self.begin_write(head, request, since, out),
+            Some(size) if end.is_some_and(|end| end <= size) => self.begin_write(queued, out),
             // The end was cut off while it waited.
-            Some(_) => self.reply(request.token, Err(BlockError::OutOfRange), out),
-            None => self.reply(request.token, Err(BlockError::Unavailable), out),
+            Some(_) => self.reply(token, Err(BlockError::OutOfRange), out),
+            None => self.reply(token, Err(BlockError::Unavailable), out),
         }
     }
 
@@ -258,7 +260,7 @@ impl Controller {
         (us > 0).then(|| self.basis.now + Duration::from_micros(us))
     }
 
-    fn begin_write(&mut self, head: HeadId, request: BlockRequest, since: Instant, out: Out) {
+    fn begin_write(&mut self, Queued { head, request, urgency, since }: Queued, out: Out) {
         let (range, data) = match request.op {
             BlockOp::Write { offset, data } => (ByteRange::new(offset, data.len() as u64), Some(data)),
             BlockOp::Discard(range) | BlockOp::WriteZeroes(range) => (range, None),
@@ -272,6 +274,7 @@ impl Controller {
         trail.mark(self.basis.now, Stage::Held);
         let op = self.write_ops.insert(WriteOp {
             token: request.token,
+            urgency,
             head,
             began_at: self.basis.now,
             trail,
@@ -297,6 +300,11 @@ impl Controller {
         }
         // The part that stood for "not cut yet".
         self.on_write_part_done(op, out);
+    }
+
+    /// Of one that is over nobody waits.
+    pub(crate) fn urgency_of_write(&self, op: Token) -> Urgency {
+        self.write_ops.get(op).map_or(Urgency::Normal, |op| op.urgency)
     }
 
     /// The write has more parts.
@@ -366,7 +374,7 @@ impl Controller {
     /// Begins the read once nobody else writes the block.
     fn try_modify(&mut self, id: u64, out: Out) {
         let Some(modify) = self.writes.modifies.get(&id) else { return };
-        let (head, block) = (modify.head, modify.block);
+        let (op, head, block) = (modify.op, modify.head, modify.block);
         let others = modify.state != ModifyState::Waiting
             || self.changes.is_rolling_back(head)
             || self.writes.modifies_any(block, 1)
@@ -382,7 +390,8 @@ impl Controller {
                 return self.on_modify_failed(id, error, out);
             };
             let len = (size - start).min(BLOCK_BYTES as u64);
-            self.start_read(Reader::Modify(id), Target::Head(head), ByteRange::new(start, len), out);
+            let reader = (Reader::Modify(id), self.urgency_of_write(op));
+            self.start_read(reader, Target::Head(head), ByteRange::new(start, len), out);
         }
     }
 

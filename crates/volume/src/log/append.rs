@@ -6,9 +6,9 @@ use crate::api::{Effect, Lane, Notice, State};
 use crate::controller::{Controller, Out};
 use crate::log::window::{Done, Entry};
 use crate::map::{CloneInfo, Crcs, Mapped, Place, Snapshot};
-use crate::peers::Purpose;
+use crate::peers::{Ask, Purpose};
 use crate::segment::encrypt::Sent;
-use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId};
+use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId, Urgency};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::{Record, SegmentNo, Share};
 use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
@@ -26,6 +26,10 @@ impl Controller {
     /// Gives `record` the next LSN and sends it to the preferred legs.
     pub(crate) fn append(&mut self, record: Record, payload: Buf, crcs: Arc<[BlockCrc]>, done: Done, out: Out) -> Lsn {
         let ledger = self.log.open.as_ref().map(|o| o.id).unwrap_or_default();
+        let urgency = match done {
+            Done::Write(op) | Done::Modified { op, .. } => self.urgency_of_write(op),
+            _ => Urgency::Normal,
+        };
         let entry = Entry {
             header: record.encode(),
             record,
@@ -33,6 +37,7 @@ impl Controller {
             payload,
             encrypted: None,
             done,
+            urgency,
             ledger,
             have: 0,
             sent: 0,
@@ -121,11 +126,14 @@ impl Controller {
         if entry.ledger != ledger || entry.sent >> index & 1 == 1 {
             return;
         }
+        let forgets = self.basis.config.mutations.hedge_forgets_class() && entry.sent != 0;
+        let urgency = if forgets { Urgency::Normal } else { entry.urgency };
         let Sent { header, payload, crcs, .. } = self.as_sent(lsn);
         let request = Request::Append { device: leg.device, volume, epoch, ledger, lsn, acked, header, crcs };
         let payload = if payload.is_empty() { Vec::new() } else { vec![payload] };
         let purpose = Purpose::Append { ledger, leg: index, lsn };
-        if self.send(leg.node, Lane::Fast, purpose, request, payload, out).is_some() {
+        let ask = Ask::new(leg.node, Lane::Fast, purpose, request, payload).with(urgency);
+        if self.peers.send(self.basis.now, ask, out).is_some() {
             self.log.get_mut(lsn).expect("just read").sent |= 1 << index;
         }
     }

@@ -7,7 +7,9 @@
 
 use crate::api::Mutations;
 use crate::segment::encrypt::Sent;
-use holdfast_base::{BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token};
+use holdfast_base::{
+    BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token, Urgency,
+};
 use holdfast_format::ledger::{AckRule, LedgerRef, Leg};
 use holdfast_format::record::{Checkpoint, Record, SegmentNo};
 use holdfast_stages::Trail;
@@ -49,6 +51,8 @@ pub struct Entry {
     /// What legs get instead of header, checksums and payload, while it may be sent again.
     pub encrypted: Option<Box<Sent>>,
     pub done: Done,
+    /// To whichever leg it goes, and however often.
+    pub urgency: Urgency,
     /// The ledger that holds (or is to hold) it, and the legs that do ([`Log::on_held`]) or were asked to.
     pub ledger: LedgerId,
     pub have: u8,
@@ -468,6 +472,7 @@ impl Log {
 /// Answers owed to the guest for one request: done when every part is.
 #[derive(Debug)]
 pub struct WriteOp {
+    pub urgency: Urgency,
     pub head: HeadId,
     pub token: RequestToken,
     pub began_at: Instant,
@@ -496,6 +501,7 @@ mod tests {
             payload: Buf::zeroes(blocks as usize * BLOCK_BYTES),
             encrypted: None,
             done: Done::Nothing,
+            urgency: Urgency::Normal,
             ledger: ledger(1),
             have: 0,
             sent: 0,

@@ -10,7 +10,7 @@ use super::leaf::{Leaf, LeafNo, LeafPointer};
 use super::{Accounts, Map};
 use crate::segment::Segments;
 use crate::segment::fetch::{FetchError, Recipient, Wanted};
-use holdfast_base::{BLOCK_BYTES, Buf, Token, buf};
+use holdfast_base::{BLOCK_BYTES, Buf, Token, Urgency, buf};
 use holdfast_format::geometry::Geometry;
 use holdfast_format::record::SegmentNo;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +59,8 @@ pub(crate) struct LeafLoad {
 /// One read of leaves that lie side by side in a segment.
 #[derive(Debug)]
 struct Span {
+    /// Of who wanted them first.
+    urgency: Urgency,
     leaves: Vec<LeafNo>,
     segment: SegmentNo,
     /// Bytes of the segment's payload that it covers.
@@ -100,7 +102,7 @@ impl LeafLoader {
         map: &Map,
         segments: &Segments,
         leaves: &[LeafNo],
-        waiter: LeafWaiter,
+        (waiter, urgency): (LeafWaiter, Urgency),
     ) -> Vec<Wanted> {
         let mut fresh: Vec<(LeafPointer, LeafNo)> = Vec::with_capacity(leaves.len());
         for &no in leaves {
@@ -119,22 +121,22 @@ impl LeafLoader {
         for (pointer, no) in fresh {
             match spans.last_mut() {
                 Some(span) if span.reaches(&pointer) => span.add(no, &pointer),
-                _ => spans.push(Span::new(no, pointer)),
+                _ => spans.push(Span::new(no, pointer, urgency)),
             }
         }
         spans.into_iter().flat_map(|span| self.start(span, segments)).collect()
     }
 
     fn start(&mut self, mut span: Span, segments: &Segments) -> Vec<Wanted> {
-        let segment = span.segment;
+        let (segment, urgency) = (span.segment, span.urgency);
         let Some(info) = segments.get(segment) else { panic!("leaf {:?} lies in an unknown segment", span.leaves[0]) };
         let runs = block_runs(&info.geometry, span.from, span.end - span.from);
         (span.parts, span.pending) = (vec![None; runs.len()], runs.len() as u32);
         let name = self.spans.keys().next_back().map_or(0, |last| last + 1);
         self.spans.insert(name, span);
-        let wanted = |(part, (block, blocks)): (usize, (u32, u32))| {
+        let wanted = |(part, run): (usize, (u32, u32))| {
             let by = Recipient::Leaves { span: name, part: part as u32 };
-            Wanted { by, segment, shape: None, block, blocks, crcs: None, units: None }
+            Wanted { by, urgency, segment, shape: None, run, crcs: None, units: None }
         };
         runs.into_iter().enumerate().map(wanted).collect()
     }
@@ -180,7 +182,7 @@ impl LeafLoader {
         for no in &span.leaves {
             let Some(pointer) = self.loads.get(no).map(|load| load.pointer) else { continue };
             if map.directory.get(*no) == Some(pointer) {
-                brought.wanted.extend(self.start(Span::new(*no, pointer), segments));
+                brought.wanted.extend(self.start(Span::new(*no, pointer, span.urgency), segments));
             } else {
                 brought.leaves.push((*no, Err(FetchError::Gone)));
             }
@@ -236,9 +238,10 @@ impl Map {
 }
 
 impl Span {
-    fn new(no: LeafNo, pointer: LeafPointer) -> Span {
+    fn new(no: LeafNo, pointer: LeafPointer, urgency: Urgency) -> Span {
         let (from, end) = (pointer.offset_bytes, pointer.offset_bytes + pointer.len_bytes);
-        Span { leaves: vec![no], segment: pointer.segment, from, end, parts: Vec::new(), failed: None, pending: 0 }
+        let (leaves, segment) = (vec![no], pointer.segment);
+        Span { urgency, leaves, segment, from, end, parts: Vec::new(), failed: None, pending: 0 }
     }
 
     /// Whether a leaf that lies behind it is close enough to be read with it.
@@ -315,15 +318,16 @@ mod tests {
         }
 
         fn load(&mut self, leaves: &[LeafNo], waiter: LeafWaiter) -> Vec<Wanted> {
-            let wanted = self.loader.load(&self.kept.map, &self.kept.segments, leaves, waiter);
+            let wanted = self.loader.load(&self.kept.map, &self.kept.segments, leaves, (waiter, Urgency::Care));
             self.loader.verify();
             wanted
         }
 
         fn answer(&mut self, wanted: &Wanted, error: Option<FetchError>) -> Brought {
             let Recipient::Leaves { span, part } = wanted.by else { panic!("{wanted:?}") };
-            let from = wanted.block as usize * BLOCK_BYTES;
-            let bytes = &self.payload[from..from + wanted.blocks as usize * BLOCK_BYTES];
+            let (first, blocks) = wanted.run;
+            let from = first as usize * BLOCK_BYTES;
+            let bytes = &self.payload[from..from + blocks as usize * BLOCK_BYTES];
             let result = error.map_or(Ok(Buf::copy_from(bytes)), Err);
             self.loader.on_part(&self.kept.map, &self.kept.segments, span, part, result)
         }

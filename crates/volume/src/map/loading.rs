@@ -12,7 +12,7 @@ use super::run::{BYTES_A_RUN, Element, Head, PartReader, SavedPlace, SavedRun, U
 use crate::log::window::Log;
 use crate::segment::Segments;
 use crate::segment::fetch::{Recipient, Wanted};
-use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, ObjectId, buf, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, Key, Lsn, ObjectId, Urgency, buf, crc32c};
 use holdfast_format::record::MetaPointer;
 use std::collections::VecDeque;
 
@@ -44,10 +44,10 @@ impl RunLoads {
                 false => block_runs(&pointer.geometry, pointer.block * BLOCK_BYTES as u32, pointer.len_bytes),
             };
             runs.push(RunLoad { parts: vec![None; blocks.len()], pending: blocks.len(), pointer: pointer.clone() });
-            for (part, (block, blocks)) in blocks.into_iter().enumerate() {
-                let (by, segment) = (Recipient::Run { at, part: part as u32 }, pointer.segment);
+            for (part, run) in blocks.into_iter().enumerate() {
+                let (by, urgency) = (Recipient::Run { at, part: part as u32 }, Urgency::Normal);
                 let shape = Some(Box::new((pointer.geometry, pointer.homes.clone())));
-                wanted.push(Wanted { by, segment, shape, block, blocks, crcs: None, units: None });
+                wanted.push(Wanted { by, urgency, segment: pointer.segment, shape, run, crcs: None, units: None });
             }
         }
         (RunLoads { runs }, wanted)

@@ -859,8 +859,8 @@ impl Controller {
         self.last_activity = self.basis.now;
         self.on_legs_changed(out);
         self.cut_off_end(out);
-        for (of, request) in std::mem::take(&mut self.waiting) {
-            self.on_request(of, request, out);
+        for (of, request, urgency) in std::mem::take(&mut self.waiting) {
+            self.on_request(of, request, urgency, out);
         }
     }
 

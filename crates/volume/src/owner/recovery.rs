@@ -32,7 +32,7 @@ use crate::map::{LogRun, RunLoads, RunsLeft, Sliced};
 use crate::owner::opening::{Found, Step};
 use crate::segment::fetch::FetchError;
 use crate::segment::{Kind, Named, SegmentInfo};
-use holdfast_base::{Buf, LedgerId, Lsn};
+use holdfast_base::{Buf, LedgerId, Lsn, Urgency};
 use holdfast_format::ledger::{AckRule, LedgerRef};
 use holdfast_format::record::{Checkpoint, MetaPointer, Record};
 use holdfast_format::root::OwnNumbers;
@@ -158,6 +158,7 @@ impl Controller {
             payload: found.payload,
             encrypted: None,
             done: Done::Nothing,
+            urgency: Urgency::Normal,
             ledger,
             have,
             sent: 0,

@@ -1,6 +1,6 @@
 //! Requests in flight to nodes: one table, so that a lost connection, a late answer or a deadline finds its operation.
 
-use holdfast_base::{DeviceId, Instant, LedgerId, Lsn, NodeId, ShardId, Token};
+use holdfast_base::{DeviceId, Instant, LedgerId, Lsn, NodeId, ShardId, Token, Urgency};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 
@@ -100,6 +100,36 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// By who waits for it, where its request does not tell. Who opens a volume is waited for, and so is the log.
+    pub(crate) fn urgency(&self) -> Urgency {
+        match self {
+            Purpose::Header { .. }
+            | Purpose::RepairRead { .. }
+            | Purpose::RepairHeader { .. }
+            | Purpose::RepairClear { .. }
+            | Purpose::RepairPut { .. }
+            | Purpose::RepairMake { .. }
+            | Purpose::Inventory { .. }
+            | Purpose::LedgerInventory { .. }
+            | Purpose::Scrub { .. }
+            | Purpose::DeleteShards { .. } => Urgency::Care,
+            Purpose::Append { .. }
+            | Purpose::CreateLedger { .. }
+            | Purpose::Fence { .. }
+            | Purpose::Knows { .. }
+            | Purpose::RecoverRead { .. }
+            | Purpose::Grant { .. }
+            | Purpose::PutShard { .. }
+            | Purpose::Fetch { .. }
+            | Purpose::Look { .. }
+            | Purpose::PutRoot { .. }
+            | Purpose::Release
+            | Purpose::Stat
+            | Purpose::Probe
+            | Purpose::Forget => Urgency::Normal,
+        }
+    }
+
     pub(crate) fn class(&self) -> Class {
         match self {
             Purpose::Append { .. } => Class::Append,

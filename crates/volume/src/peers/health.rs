@@ -227,8 +227,8 @@ fn peers_lag(lags: &Lags, node: NodeId) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Ask;
     use super::super::tests::{peers, sent};
-    use super::super::{Ask, Lane};
     use super::*;
     use crate::basis::tests::basis;
     use holdfast_base::Effects;
@@ -254,8 +254,7 @@ mod tests {
         }
 
         fn ask(&mut self, node: u32, purpose: Purpose) -> Token {
-            let ask =
-                Ask { node: NodeId(node), lane: Lane::Fast, purpose, request: Request::Ping, payload: Vec::new() };
+            let ask = Ask::fast(NodeId(node), purpose, Request::Ping);
             self.peers.send(self.basis.now, ask, &mut self.out).expect("the node is up")
         }
 

@@ -24,7 +24,7 @@ pub(crate) use health::{Lags, PING_MAX, Worth};
 pub(crate) use nodes::Node;
 
 use crate::api::{Effect, Lane, Out};
-use holdfast_base::{Buf, DeviceId, Instant, NodeId, Slab, Token};
+use holdfast_base::{Buf, DeviceId, Instant, NodeId, Slab, Token, Urgency};
 use holdfast_format::ledger::Leg;
 use holdfast_format::wire::Request;
 use outliers::Outliers;
@@ -46,12 +46,22 @@ pub(crate) struct Ask {
     pub(crate) lane: Lane,
     pub(crate) purpose: Purpose,
     pub(crate) request: Request,
+    pub(crate) urgency: Urgency,
     pub(crate) payload: Vec<Buf>,
 }
 
 impl Ask {
+    pub(crate) fn new(node: NodeId, lane: Lane, purpose: Purpose, request: Request, payload: Vec<Buf>) -> Ask {
+        Ask { node, lane, urgency: purpose.urgency(), purpose, request, payload }
+    }
+
     pub(crate) fn fast(node: NodeId, purpose: Purpose, request: Request) -> Ask {
-        Ask { node, lane: Lane::Fast, purpose, request, payload: Vec::new() }
+        Ask::new(node, Lane::Fast, purpose, request, Vec::new())
+    }
+
+    /// For who waits so urgently.
+    pub(crate) fn with(self, urgency: Urgency) -> Ask {
+        Ask { urgency, ..self }
     }
 }
 
@@ -91,12 +101,12 @@ impl Default for Peers {
 impl Peers {
     /// Sends to a node that is up. `None` (and nothing sent) where it is not, or too much is in flight.
     pub(crate) fn send(&mut self, now: Instant, ask: Ask, out: Out) -> Option<Token> {
-        let Ask { node, lane, purpose, request, payload } = ask;
+        let Ask { node, lane, purpose, request, urgency, payload } = ask;
         if !self.is_up(node) || self.calls.is_full() {
             return None;
         }
         let token = self.calls.insert(Call { node, sent_at: now, purpose, late: false });
-        out.push(Effect::Send { node, lane, token: token.0, request, payload });
+        out.push(Effect::Send { node, lane, token: token.0, request, urgency, payload });
         Some(token)
     }
 

@@ -15,7 +15,7 @@ use crate::segment::encrypt::{decrypt_blocks, open_units};
 use crate::segment::units::Units;
 use crate::segment::{Kind, Segments};
 use crate::sharing::segments::LOOKS_MAX;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, Urgency, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -59,6 +59,8 @@ pub(crate) type Shape = Box<(Geometry, Vec<Leg>)>;
 #[derive(Debug)]
 struct Fetch {
     wants: Recipient,
+    /// Whichever shard is asked for, and however often.
+    urgency: Urgency,
     segment: SegmentNo,
     shape: Option<Shape>,
     /// Position of the data shard that holds the run, and its blocks there.
@@ -101,7 +103,7 @@ pub(crate) enum FetchError {
 
 impl Fetch {
     fn new(
-        wants: Recipient,
+        (wants, urgency): (Recipient, Urgency),
         (segment, shape): (SegmentNo, Option<Shape>),
         position: u8,
         (block, blocks, payload_block): (u32, u32, u32),
@@ -110,6 +112,7 @@ impl Fetch {
     ) -> Fetch {
         Fetch {
             wants,
+            urgency,
             segment,
             shape,
             position,
@@ -203,11 +206,12 @@ impl Around<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) by: Recipient,
+    pub(crate) urgency: Urgency,
     pub(crate) segment: SegmentNo,
     /// Of a segment that is not in the table.
     pub(crate) shape: Option<Shape>,
-    pub(crate) block: u32,
-    pub(crate) blocks: u32,
+    /// The first block, and how many.
+    pub(crate) run: (u32, u32),
     pub(crate) crcs: Option<Crcs>,
     /// What of it is wanted, where it is packed; then the checksums are of these.
     pub(crate) units: Option<Units>,
@@ -250,7 +254,7 @@ impl Fetcher {
 
     /// Starts to fetch a run.
     pub(crate) fn start(&mut self, around: &mut Around<'_>, wanted: Wanted, out: Out) {
-        let Wanted { by, segment, shape, block, blocks, crcs, units } = wanted;
+        let Wanted { by, urgency, segment, shape, run: (block, blocks), crcs, units } = wanted;
         let geometry = match &shape {
             Some(shape) => Some(shape.0),
             None => around.segments.get(segment).map(|info| info.geometry),
@@ -260,7 +264,8 @@ impl Fetcher {
         };
         let at = geometry.locate(block);
         assert!(blocks <= geometry.run_from(block), "a fetch stays in one run of one shard");
-        let fetch = Fetch::new(by, (segment, shape), at.position, (at.block, blocks, block), crcs, units);
+        let run = (at.block, blocks, block);
+        let fetch = Fetch::new((by, urgency), (segment, shape), at.position, run, crcs, units);
         let token = self.fetches.insert(fetch);
         self.ask_direct(around, token, out);
     }
@@ -323,8 +328,11 @@ impl Fetcher {
         let checked = fetch.wide || !by_map;
         let (block, blocks) = (fetch.block, fetch.blocks);
         let request = Request::ReadShard { device: leg.device, shard, block, blocks, checked, cached: true };
+        let forgets = around.basis.config.mutations.hedge_forgets_class() && fetch.wide;
+        let urgency = if forgets { Urgency::Normal } else { fetch.urgency };
         let purpose = Purpose::Fetch { fetch: token, shard: index };
-        let sent = around.peers.send(around.basis.now, Ask::fast(leg.node, purpose, request), out).is_some();
+        let ask = Ask::fast(leg.node, purpose, request).with(urgency);
+        let sent = around.peers.send(around.basis.now, ask, out).is_some();
         if sent && let Some(fetch) = self.fetches.get_mut(token) {
             fetch.asked |= 1 << index;
             fetch.asked_at.insert(index, leg);
@@ -548,7 +556,7 @@ impl Fetcher {
             let place = (fetch.segment, fetch.shape.clone());
             let run = (fetch.block + at, 1, fetch.payload_block + at);
             let by = Recipient::Block { of: token, at, as_stored: fetch.units.is_some() };
-            let piece = Fetch::new(by, place, fetch.position, run, crcs, None);
+            let piece = Fetch::new((by, fetch.urgency), place, fetch.position, run, crcs, None);
             if self.fetches.is_full() {
                 self.finish(around, token, Err(FetchError::Lost), out);
                 return true;
@@ -691,7 +699,8 @@ mod tests {
         fn start(&mut self, data: &Buf) -> Vec<Asked> {
             let crcs = Some(Crcs::new(block_crcs(data)));
             let by = Recipient::Leaves { span: 1, part: 0 };
-            let wanted = Wanted { by, segment: no(1, 1), shape: None, block: 0, blocks: 2, crcs, units: None };
+            let (run, urgency) = ((0, 2), Urgency::Sparse);
+            let wanted = Wanted { by, urgency, segment: no(1, 1), shape: None, run, crcs, units: None };
             self.with(|fetcher, around, out| fetcher.start(around, wanted, out))
         }
 

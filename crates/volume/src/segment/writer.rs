@@ -25,7 +25,7 @@ use crate::space::{Keep, Placer, Rotation, Shape, Target, Topology};
 use holdfast_base::buf::total_len;
 use holdfast_base::{
     BLOCK_BYTES, BlockCrc, Buf, Epoch, Instant, Lsn, MediaClass, NodeId, Prng, SegmentId, ShardId, Slab, Token,
-    VolumeId, block_crcs,
+    Urgency, VolumeId, block_crcs,
 };
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::Leg;
@@ -484,7 +484,9 @@ impl SegmentWriter {
         let payload = shard.payload.clone();
         around.counters.segment_bytes_written += total_len(&payload) as u64;
         let purpose = Purpose::PutShard { job: token, shard: id };
-        let ask = Ask { node, lane: Lane::Bulk, purpose, request, payload };
+        let is_care = matches!(job.work.kind, JobKind::Clean { .. });
+        let urgency = if is_care { Urgency::Care } else { Urgency::Normal };
+        let ask = Ask::new(node, Lane::Bulk, purpose, request, payload).with(urgency);
         if around.peers.send(around.basis.now, ask, out).is_none() {
             self.replace(around, token, index, node, out);
         }

@@ -10,7 +10,7 @@ use holdfast_format::disk::Superblock;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_format::wire::{LedgerState, LogEntry, Refusal, Reply, Request};
+use holdfast_format::wire::{Beside, LedgerState, LogEntry, Refusal, Reply, Request};
 use holdfast_store::{
     AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Message, Node, NodeConfig, Notice,
     PeerId, format_device, probe_superblock,
@@ -358,7 +358,7 @@ impl Rig {
     pub fn send(&mut self, request: Request, payload: Buf) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.event(Event::Request { peer: PeerId::here(1), token, request, payload });
+        self.event(Event::Request { peer: PeerId::here(1), token, beside: Beside::default(), request, payload });
         token
     }
 

@@ -6,7 +6,7 @@
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockOp, BlockRequest, Buf, ByteRange, DeviceId, Effects, Epoch, GridId, InstanceId,
     Instant, LedgerId, Lsn, MetaGuard, MetaReply, MetaRequest, MetaVersion, NodeId, Prng, RequestToken, ShardId,
-    VolumeId,
+    Urgency, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::geometry::Layout;
@@ -327,6 +327,10 @@ pub struct World {
     pub turns: BTreeMap<&'static str, (usize, usize)>,
     /// How often legs were told what of the log they may forget.
     pub trims_told: u64,
+    /// Of guests' requests from here on.
+    pub urgency: Urgency,
+    /// What nodes are asked, while that is noted.
+    pub asked: Option<Vec<(Request, Urgency)>>,
     /// Answers of nodes take time, drawn from here, and wait in `later`; those of one node stay in order.
     pub slow: Option<Prng>,
     later: BTreeMap<(Instant, u64), Event>,
@@ -363,6 +367,8 @@ impl World {
             queue_max: 0,
             turns: BTreeMap::new(),
             trims_told: 0,
+            urgency: Urgency::Normal,
+            asked: None,
             slow: None,
             later: BTreeMap::new(),
             packed: None,
@@ -486,7 +492,8 @@ impl World {
 
     pub fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Send { node, token, request, payload, .. } => {
+            Effect::Send { node, token, request, urgency, payload, .. } => {
+                self.asked.iter_mut().for_each(|asked| asked.push((request.clone(), urgency)));
                 let target = self.nodes.iter_mut().find(|n| n.id == node).unwrap();
                 assert!(target.up || target.hung, "sent to a node that is down");
                 self.trims_told += u64::from(matches!(request, Request::TrimLedger { .. }));
@@ -604,7 +611,8 @@ impl World {
     pub fn request_to(&mut self, target: Target, op: BlockOp) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.push(Event::Request { target, request: BlockRequest { token: RequestToken(token), op } });
+        let (request, urgency) = (BlockRequest { token: RequestToken(token), op }, self.urgency);
+        self.push(Event::Request { target, request, urgency });
         token
     }
 
