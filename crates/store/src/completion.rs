@@ -48,7 +48,7 @@ impl Serving {
             }
             Io::ShardRead(read) => self.shards.on_read(ctx, read, result.ok()),
             Io::HeaderRead(read) => self.shards.on_header(ctx, read, result.ok()),
-            Io::ShardTable { number, shard } => self.shards.on_table(ctx, number, shard, result.ok()),
+            Io::ShardTable { number, shard, .. } => self.shards.on_table(ctx, number, shard, result.ok()),
             Io::LogRead { op, part } => {
                 let read = self.log_reads.get_mut(op).expect("a log read waits for its parts");
                 if read.on_read(ctx, &self.journal.units, op, part, result.ok()) {

@@ -8,9 +8,10 @@
 //! A read that fails is tried again, twice, before anybody hears of it.
 
 use crate::api::{DeviceSlot, DiskError, Effect, FailReason, Next, NodeConfig, Notice};
-use crate::cache::{Asked, Fresh};
+use crate::cache::{Asked, CachedRead, Fresh};
 use crate::device_queue::DeviceQueue;
 use crate::io::{Client, Ctx, Io, Started, client_of};
+use crate::line::Whose;
 use crate::meter::Meter;
 use crate::open::{Opening, Progress};
 use crate::outage::{HANGS_AFTER, Outages, READ_PAUSES};
@@ -199,7 +200,7 @@ impl Device {
         while let Some(&(at, token)) = self.again.first().filter(|(at, _)| *at <= around.now) {
             self.again.remove(&(at, token));
             self.queue.get_mut(token).expect("it waits to be tried again").at = around.now;
-            self.queue.retry(token, around.out);
+            self.queue.retry(around.now, token, around.out);
         }
         if let State::Serving(serving) = &mut self.state {
             serving.on_tick(&mut ctx(self.slot, self.id, &mut self.queue, around));
@@ -223,7 +224,7 @@ impl Device {
             return Completed::Nothing;
         }
         // All operations of a life end before the next one begins; a mutation forgets them.
-        let Some(Started { io, kind, at, .. }) = self.queue.on_done(token, around.out) else {
+        let Some(Started { io, kind, went_at, .. }) = self.queue.on_done(around.now, token, around.out) else {
             return Completed::Nothing;
         };
         if let State::Out(_) = self.state {
@@ -231,11 +232,12 @@ impl Device {
             self.go_on(around);
             return Completed::Nothing;
         }
-        self.meter.on_done(around.now, kind, at, result.is_err());
+        let went_at = went_at.expect("what is done has gone");
+        self.meter.on_done(around.now, kind, went_at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
         let outcome = match (&mut self.state, io) {
             (State::Out(_), _) => unreachable!("seen above"),
-            (_, Io::CachedRead { ticket, part }) => return Completed::CachedRead { ticket, part, result },
+            (_, Io::CachedRead { ticket, part, .. }) => return Completed::CachedRead { ticket, part, result },
             (_, Io::CachedWrite { ticket }) => return Completed::CachedWrite { ticket, result },
             (State::Opening(opening), Io::Opening { step }) => opening.on_disk(&mut ctx, step, result),
             (State::Opening(_), io) => unreachable!("an opening device does nothing else: {io:?}"),
@@ -284,7 +286,7 @@ impl Device {
         let Some(pause) = READ_PAUSES.get(started.failures).filter(|_| may) else { return false };
         started.failures += 1;
         self.again.insert((now + *pause, token));
-        self.queue.rest(token, around.out);
+        self.queue.rest(now, token, around.out);
         self.meter.retries += 1;
         true
     }
@@ -356,7 +358,9 @@ impl Device {
             _ if self.is_opening(now) => DeviceStat::unknown(device, DeviceHealth::Opening),
             State::Opening(_) | State::Out(_) => DeviceStat::unknown(device, DeviceHealth::Failed),
         };
-        (stat.reads, stat.writes) = self.meter.times(now, self.queue.iter().map(|started| (started.kind, started.at)));
+        // They wait in the queue for others, and not for the device.
+        let in_flight = self.queue.iter().filter_map(|started| Some((started.kind, started.went_at?)));
+        (stat.reads, stat.writes) = self.meter.times(now, in_flight);
         stat.io_errors = self.meter.io_errors;
         stat.media_is_set = stat.media.is_some();
         stat.media = stat.media.or(self.media);
@@ -471,10 +475,11 @@ impl Device {
         }
     }
 
-    pub fn read_lent(&mut self, around: &mut Surroundings, first: u64, blocks: u32, (ticket, part): (Token, u8)) {
+    pub fn read_lent(&mut self, around: &mut Surroundings, read: CachedRead, ticket: Token, whose: Whose) {
+        let CachedRead { part, first, blocks } = read;
         let offset = self.shards().expect("what lends serves").offset_of(first);
         let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
-        ctx.read(offset, blocks * BLOCK_BYTES as u32, Io::CachedRead { ticket, part });
+        ctx.read(offset, blocks * BLOCK_BYTES as u32, Io::CachedRead { ticket, part, whose });
     }
 
     pub fn write_lent(&mut self, around: &mut Surroundings, first: u64, bytes: Buf, ticket: Token) {

@@ -6,21 +6,23 @@
 //! States of an operation: waiting → in flight → done. A read that failed may rest, and starts again as if it were new.
 //! When the device is out, what waits or rests is dropped, and what is in flight ends as the shell tells.
 //!
-//! Order: the most urgent class first, each class in order of arrival. An operation that has been passed
-//! [`PASSED_MAX`] times goes before all that came later.
+//! Order: the most urgent line first. There is one for each class, and of reads one for each urgency of requests; in a line
+//! hosts take turns ([`crate::line`]). Where [`PASSED_MAX`] operations have passed the oldest of a line since one of it went,
+//! the line goes before all that came later.
 //!
 //! Invariants
 //! 1. At most `in_flight_max` operations are in flight, and none waits while there is a place.
-//! 2. An operation of the most urgent class starts no later than it would in order of arrival.
-//! 3. An operation is passed by at most [`PASSED_MAX`] that came later, for each operation of its class before it.
+//! 2. An operation of the most urgent line starts no later than it would in order of arrival.
+//! 3. Of a line in which something waits, one operation goes after at most [`PASSED_MAX`] of others that came later than its
+//!    oldest: so care goes on, however many guests read.
 //! 4. An operation is in one state, and is known until it is done or dropped.
 //!
 //! Limits: [`IO_MAX`] operations in all; requests ask [`DeviceQueue::has_room`] first.
 
 use crate::api::{DeviceSlot, Effect};
 use crate::io::{IO_MAX, IO_RESERVE, Started, disk_token};
-use holdfast_base::{Buf, Effects, Slab, Token};
-use std::collections::VecDeque;
+use crate::line::{Line, Waiting, Whose};
+use holdfast_base::{Buf, Effects, Instant, Slab, Token, Urgency};
 
 /// Later operations that may pass one before it is its turn: waits stay within a few times those in order of arrival.
 const PASSED_MAX: u32 = 8;
@@ -36,7 +38,18 @@ pub(crate) enum Class {
     Bulk,
 }
 
-const CLASSES: usize = 3;
+const LINES: usize = 5;
+
+/// Its line's place, the most urgent first.
+fn line_of(class: Class, urgency: Urgency) -> usize {
+    match (class, urgency) {
+        (Class::Journal, _) => 0,
+        (Class::Read, Urgency::Sparse) => 1,
+        (Class::Read, Urgency::Normal) => 2,
+        (Class::Read, Urgency::Care) => 3,
+        (Class::Bulk, _) => 4,
+    }
+}
 
 /// What the device is to do.
 #[derive(Debug)]
@@ -46,24 +59,13 @@ pub(crate) enum Op {
     Flush,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    /// Orders operations of all classes.
-    arrival: u64,
-    token: Token,
-    op: Op,
-}
-
-#[derive(Debug, Default)]
-struct Line {
-    waiting: VecDeque<Waiting>,
-    /// How often the first of them has been passed by a later one.
-    passed: u32,
-}
-
-impl Line {
-    fn first(&self) -> Option<u64> {
-        self.waiting.front().map(|waiting| waiting.arrival)
+impl Op {
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Op::Read { len, .. } => u64::from(*len),
+            Op::Write { data, .. } => holdfast_base::buf::total_len(data) as u64,
+            Op::Flush => 0,
+        }
     }
 }
 
@@ -73,8 +75,7 @@ pub(crate) struct DeviceQueue {
     under_way: Slab<Started>,
     in_flight: usize,
     in_flight_max: usize,
-    /// By class.
-    lines: [Line; CLASSES],
+    lines: [Line; LINES],
     waiting: usize,
     resting: usize,
     arrivals: u64,
@@ -120,87 +121,94 @@ impl DeviceQueue {
     /// Has the operation carried out, now or when its turn comes.
     #[inline]
     pub fn start(&mut self, started: Started, op: Op, out: &mut Effects<Effect>) {
+        let now = started.at;
         let token = self.under_way.insert(started);
-        self.submit(token, op, out);
+        self.submit(now, token, op, out);
     }
 
     #[inline]
-    fn submit(&mut self, token: Token, op: Op, out: &mut Effects<Effect>) {
+    fn submit(&mut self, now: Instant, token: Token, op: Op, out: &mut Effects<Effect>) {
         if self.in_flight < self.in_flight_max {
             self.in_flight += 1;
-            return out.push(effect(self.slot, token, op));
+            return self.go(now, token, op, out);
         }
         self.wait(token, op);
     }
 
+    #[inline]
+    fn go(&mut self, now: Instant, token: Token, op: Op, out: &mut Effects<Effect>) {
+        self.under_way.get_mut(token).expect("its caller knows it").went_at = Some(now);
+        out.push(effect(self.slot, token, op));
+    }
+
     #[cold]
     fn wait(&mut self, token: Token, op: Op) {
-        let class = self.under_way.get(token).expect("its caller knows it").io.class();
+        let io = &self.under_way.get(token).expect("its caller knows it").io;
+        let (class, Whose { host, urgency }) = (io.class(), io.whose());
         let arrival = self.arrivals;
         self.arrivals += 1;
         self.waiting += 1;
-        self.lines[class as usize].waiting.push_back(Waiting { arrival, token, op });
+        // Others than reads are in order of arrival.
+        let host = if class == Class::Read { host } else { Default::default() };
+        self.lines[line_of(class, urgency)].push(host, Waiting { arrival, token, op });
     }
 
     /// The shell is done with an operation, and the next one starts. Nothing where it is of a life that was forgotten.
     #[inline]
-    pub fn on_done(&mut self, token: Token, out: &mut Effects<Effect>) -> Option<Started> {
+    pub fn on_done(&mut self, now: Instant, token: Token, out: &mut Effects<Effect>) -> Option<Started> {
         let started = self.under_way.remove(token)?;
-        self.give_up_place(out);
+        self.give_up_place(now, out);
         Some(started)
     }
 
     #[inline]
-    fn give_up_place(&mut self, out: &mut Effects<Effect>) {
+    fn give_up_place(&mut self, now: Instant, out: &mut Effects<Effect>) {
         if self.waiting == 0 {
             self.in_flight -= 1;
             return;
         }
         let Waiting { token, op, .. } = self.next();
-        out.push(effect(self.slot, token, op));
+        self.go(now, token, op, out);
     }
 
     /// A read has failed, and is going to be tried again; the next operation starts.
-    pub fn rest(&mut self, token: Token, out: &mut Effects<Effect>) {
-        assert!(self.under_way.get(token).is_some(), "{token:?} rests before it is forgotten");
+    pub fn rest(&mut self, now: Instant, token: Token, out: &mut Effects<Effect>) {
+        self.under_way.get_mut(token).expect("it rests before it is forgotten").went_at = None;
         self.resting += 1;
-        self.give_up_place(out);
+        self.give_up_place(now, out);
     }
 
     /// A read has rested.
-    pub fn retry(&mut self, token: Token, out: &mut Effects<Effect>) {
+    pub fn retry(&mut self, now: Instant, token: Token, out: &mut Effects<Effect>) {
         let started = self.under_way.get(token).expect("it rests");
         let (offset, len) = started.read.expect("only reads rest");
         self.resting -= 1;
-        self.submit(token, Op::Read { offset, len }, out);
+        self.submit(now, token, Op::Read { offset, len }, out);
     }
 
-    /// The first of the most urgent class that may go on, of those that wait.
+    /// The next of the most urgent line that may go on, of those that wait.
     fn next(&mut self) -> Waiting {
-        let chosen = (0..CLASSES).find(|class| self.may_go(*class)).expect("one waits");
-        self.lines[chosen].passed = 0;
-        let next = self.lines[chosen].waiting.pop_front().expect("just seen");
+        let chosen = (0..LINES).find(|line| self.may_go(*line)).expect("one waits");
+        let next = self.lines[chosen].pop();
         for line in &mut self.lines[chosen + 1..] {
-            line.passed += u32::from(line.first().is_some_and(|arrival| arrival < next.arrival));
+            line.passed += u32::from(line.oldest().is_some_and(|arrival| arrival < next.arrival));
         }
         self.waiting -= 1;
         next
     }
 
-    /// Whether somebody waits in the class, and would pass nobody who has been passed often enough.
-    fn may_go(&self, class: usize) -> bool {
-        let Some(arrival) = self.lines[class].first() else { return false };
-        let is_overdue = |line: &Line| line.passed >= PASSED_MAX && line.first().is_some_and(|first| first < arrival);
-        !self.lines[class + 1..].iter().any(is_overdue)
+    /// Whether somebody waits in the line, and would pass nobody who has been passed often enough.
+    fn may_go(&mut self, line: usize) -> bool {
+        let Some(arrival) = self.lines[line].next() else { return false };
+        let is_overdue =
+            |line: &Line| line.passed >= PASSED_MAX && line.oldest().is_some_and(|oldest| oldest < arrival);
+        !self.lines[line + 1..].iter().any(is_overdue)
     }
 
     /// The device is out: what is not in flight is forgotten.
     pub fn drop_waiting(&mut self, resting: impl Iterator<Item = Token>) {
-        for line in &mut self.lines {
-            line.passed = 0;
-            for waiting in line.waiting.drain(..) {
-                self.under_way.remove(waiting.token);
-            }
+        for waiting in self.lines.iter_mut().flat_map(Line::drain) {
+            self.under_way.remove(waiting.token);
         }
         for token in resting {
             self.under_way.remove(token);
@@ -220,12 +228,10 @@ impl DeviceQueue {
         assert!(self.in_flight <= self.in_flight_max, "{} operations in flight", self.in_flight);
         assert!(self.waiting == 0 || self.in_flight == self.in_flight_max, "{} wait beside a free place", self.waiting);
         assert_eq!(self.in_flight + self.waiting + self.resting, self.under_way.len(), "each is in one state");
-        assert_eq!(self.lines.iter().map(|line| line.waiting.len()).sum::<usize>(), self.waiting);
-        for line in &self.lines {
-            assert!(line.waiting.iter().is_sorted_by_key(|waiting| waiting.arrival), "each class is in order");
-            assert!(line.waiting.iter().all(|waiting| self.under_way.get(waiting.token).is_some()));
-            assert!(line.passed == 0 || !line.waiting.is_empty(), "nobody was passed");
-        }
+        let gone = self.iter().filter(|started| started.went_at.is_some()).count();
+        assert_eq!(gone, self.in_flight, "what is in flight has gone");
+        assert_eq!(self.lines.iter().map(Line::len).sum::<usize>(), self.waiting);
+        self.lines.iter().for_each(|line| line.verify(|token| self.under_way.get(token).is_some()));
     }
 }
 
@@ -242,31 +248,45 @@ fn effect(slot: DeviceSlot, token: Token, op: Op) -> Effect {
 mod tests {
     use super::*;
     use crate::io::Io;
+    use crate::line::HostTag;
     use crate::meter::Kind;
-    use holdfast_base::{Instant, Prng};
+    use holdfast_base::Prng;
     use std::collections::BTreeMap;
 
-    const CLASS_OF: [Class; CLASSES] = [Class::Journal, Class::Read, Class::Bulk];
+    /// By line.
+    const OF: [(Class, Urgency); LINES] = [
+        (Class::Journal, Urgency::Normal),
+        (Class::Read, Urgency::Sparse),
+        (Class::Read, Urgency::Normal),
+        (Class::Read, Urgency::Care),
+        (Class::Bulk, Urgency::Normal),
+    ];
+    const NOW: Instant = Instant(1);
+    const JOURNAL: usize = 0;
+    const READ: usize = 2;
+    const BULK: usize = 4;
 
-    fn started(class: Class) -> Started {
+    fn started(line: usize, host: &str) -> Started {
+        let (class, urgency) = OF[line];
+        let whose = Whose { host: HostTag::of(host), urgency };
         let (io, read) = match class {
             Class::Journal => (Io::UnitTable, None),
-            Class::Read => (Io::Probe, Some((0, 4096))),
+            Class::Read => (Io::CachedRead { ticket: Token(0), part: 0, whose }, Some((0, 4096))),
             Class::Bulk => (Io::SlotBlock { block: 0 }, None),
         };
-        assert_eq!(io.class(), class);
-        Started { io, kind: Kind::Other, at: Instant(1), read, failures: 0 }
+        assert_eq!((io.class(), line_of(class, urgency)), (class, line));
+        Started { io, kind: Kind::Other, at: NOW, went_at: None, read, failures: 0 }
     }
 
-    /// A queue, and what it was given: class and arrival by token.
+    /// A queue, and what it was given: line and arrival by token.
     struct Rig {
         queue: DeviceQueue,
         out: Effects<Effect>,
-        waiting: BTreeMap<Token, (Class, u64)>,
+        waiting: BTreeMap<Token, (usize, u64)>,
         in_flight: Vec<Token>,
         begun: u64,
-        /// Operations that started, by arrival and class.
-        order: Vec<(u64, Class)>,
+        /// Operations that started, by arrival and line.
+        order: Vec<(u64, usize)>,
     }
 
     impl Rig {
@@ -276,14 +296,18 @@ mod tests {
             Rig { queue, out: Effects::new(), waiting, in_flight, begun: 0, order }
         }
 
-        fn start(&mut self, class: Class) {
+        fn start(&mut self, line: usize) {
+            self.start_of(line, "a");
+        }
+
+        fn start_of(&mut self, line: usize, host: &str) {
             let before: Vec<Token> = self.queue.under_way.tokens();
             let read = Op::Read { offset: 0, len: 4096 };
-            let op = if class == Class::Read { read } else { Op::Flush };
-            self.queue.start(started(class), op, &mut self.out);
+            let op = if OF[line].0 == Class::Read { read } else { Op::Flush };
+            self.queue.start(started(line, host), op, &mut self.out);
             let token = self.queue.under_way.tokens().into_iter().find(|token| !before.contains(token)).unwrap();
             self.begun += 1;
-            self.waiting.insert(token, (class, self.begun));
+            self.waiting.insert(token, (line, self.begun));
             self.look();
         }
 
@@ -292,18 +316,18 @@ mod tests {
                 let (Effect::Read { token, .. } | Effect::Flush { token, .. }) = effect else { panic!("{effect:?}") };
                 let (slot, token) = crate::io::split_token(token);
                 assert_eq!(slot, DeviceSlot(3));
-                let (class, arrival) = self.waiting.remove(&token).expect("it starts once");
+                let (line, arrival) = self.waiting.remove(&token).expect("it starts once");
                 self.in_flight.push(token);
-                self.order.push((arrival, class));
+                self.order.push((arrival, line));
             }
             self.queue.verify(0);
         }
 
         fn end(&mut self, at: usize) {
             let token = self.in_flight.swap_remove(at);
-            assert!(self.queue.on_done(token, &mut self.out).is_some());
+            assert!(self.queue.on_done(NOW, token, &mut self.out).is_some());
             self.look();
-            assert!(self.queue.on_done(token, &mut self.out).is_none(), "it is done once");
+            assert!(self.queue.on_done(NOW, token, &mut self.out).is_none(), "it is done once");
         }
     }
 
@@ -312,12 +336,17 @@ mod tests {
         for seed in 0..200 {
             let mut prng = Prng::new(seed);
             let mut rig = Rig::new(1 + prng.below(4) as usize);
-            let weights = [prng.below(4), prng.below(4), 1 + prng.below(4)];
+            let mut weights = [prng.below(4), prng.below(4), prng.below(4), prng.below(4), 1 + prng.below(4)];
+            weights[prng.below(5) as usize] *= 4;
             for _ in 0..300 {
                 if prng.chance(550) {
-                    let at = prng.below(weights.iter().sum());
-                    let class = if at < weights[0] { 0 } else { 1 + usize::from(at >= weights[0] + weights[1]) };
-                    rig.start(CLASS_OF[class]);
+                    let mut at = prng.below(weights.iter().sum::<u64>().max(1));
+                    let is_it = |weight: &u64| {
+                        let is_it = at < *weight;
+                        at = at.saturating_sub(*weight);
+                        is_it
+                    };
+                    rig.start(weights.iter().position(is_it).unwrap_or(BULK));
                 } else if !rig.in_flight.is_empty() {
                     let at = prng.below(rig.in_flight.len() as u64) as usize;
                     rig.end(at);
@@ -327,12 +356,16 @@ mod tests {
                 rig.end(0);
             }
             assert!(rig.queue.is_empty() && rig.waiting.is_empty() && rig.order.len() as u64 == rig.begun);
-            for (at, (arrival, class)) in rig.order.iter().enumerate() {
+            for (at, (arrival, line)) in rig.order.iter().enumerate() {
                 let later = rig.order[..at].iter().filter(|(other, _)| other > arrival).count() as u64;
-                let same = |(other, of): &&(u64, Class)| of == class && other < arrival;
+                let same = |(other, of): &&(u64, usize)| of == line && other < arrival;
                 let before = rig.order.iter().filter(same).count() as u64;
-                let most = if *class == Class::Journal { 0 } else { u64::from(PASSED_MAX) * (before + 1) };
-                assert!(later <= most, "seed {seed}: {class:?} {arrival} is passed by {later} that came later");
+                let most = if *line == JOURNAL { 0 } else { u64::from(PASSED_MAX) * (before + 1) };
+                assert!(
+                    later <= most,
+                    "seed {seed}: {arrival} of {:?} is passed by {later} that came later",
+                    OF[*line]
+                );
             }
         }
     }
@@ -340,47 +373,79 @@ mod tests {
     #[test]
     fn the_most_urgent_goes_first_and_the_others_come_about() {
         let mut rig = Rig::new(1);
-        (0..3).for_each(|_| rig.start(Class::Bulk));
-        rig.start(Class::Read);
-        rig.start(Class::Journal);
+        (0..3).for_each(|_| rig.start(BULK));
+        rig.start(READ);
+        rig.start(JOURNAL);
         rig.end(0);
         rig.end(0);
-        assert_eq!(rig.order, [(1, Class::Bulk), (5, Class::Journal), (4, Class::Read)]);
+        assert_eq!(rig.order, [(1, BULK), (5, JOURNAL), (4, READ)]);
         // There is always something more urgent.
         for _ in 0..2 * PASSED_MAX {
-            rig.start(Class::Journal);
+            rig.start(JOURNAL);
             rig.end(0);
         }
-        let bulk: Vec<u64> = rig.order.iter().filter(|(_, class)| *class == Class::Bulk).map(|(at, _)| *at).collect();
+        let bulk: Vec<u64> = rig.order.iter().filter(|(_, line)| *line == BULK).map(|(at, _)| *at).collect();
         assert_eq!(bulk, [1, 2, 3]);
+    }
+
+    #[test]
+    fn sparse_reads_go_first_and_care_goes_last_and_on() {
+        const SPARSE: usize = 1;
+        const CARE: usize = 3;
+        let mut rig = Rig::new(1);
+        [READ, CARE, CARE, READ, SPARSE].into_iter().for_each(|line| rig.start(line));
+        (0..4).for_each(|_| rig.end(0));
+        assert_eq!(rig.order.iter().map(|(_, line)| *line).collect::<Vec<_>>(), [READ, SPARSE, READ, CARE, CARE]);
+        // Guests read without end.
+        rig.order.clear();
+        (0..3).for_each(|_| rig.start(CARE));
+        for _ in 0..5 * PASSED_MAX {
+            rig.start(READ);
+            rig.end(0);
+        }
+        let at: Vec<usize> = (0..rig.order.len()).filter(|at| rig.order[*at].1 == CARE).collect();
+        assert_eq!(at.len(), 3, "{:?}", rig.order);
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] <= PASSED_MAX as usize + 1), "{at:?}");
+    }
+
+    #[test]
+    fn a_host_that_reads_one_at_a_time_does_not_wait_for_all_that_another_reads() {
+        let mut rig = Rig::new(1);
+        (0..100).for_each(|_| rig.start_of(READ, "noisy"));
+        rig.start_of(READ, "quiet");
+        let ended = (0..).find(|_| {
+            rig.end(0);
+            rig.order.last().is_some_and(|(arrival, _)| *arrival == 101)
+        });
+        assert!(ended.is_some_and(|ended| ended <= 8), "{ended:?} went before it");
     }
 
     #[test]
     fn what_waits_or_rests_is_dropped_and_what_is_in_flight_ends() {
         let mut rig = Rig::new(2);
-        [Class::Read, Class::Read, Class::Journal, Class::Bulk].into_iter().for_each(|class| rig.start(class));
+        [READ, READ, JOURNAL, BULK].into_iter().for_each(|line| rig.start(line));
         let resting = rig.in_flight[0];
-        rig.queue.rest(resting, &mut rig.out);
+        rig.queue.rest(NOW, resting, &mut rig.out);
         rig.queue.verify(1);
         assert_eq!(rig.out.take().len(), 1, "another one takes its place");
         rig.queue.drop_waiting([resting].into_iter());
         rig.queue.verify(0);
         assert_eq!(rig.queue.iter().count(), 2);
-        assert!(rig.queue.on_done(rig.in_flight[1], &mut rig.out).is_some() && rig.out.take().is_empty());
+        assert!(rig.queue.on_done(NOW, rig.in_flight[1], &mut rig.out).is_some() && rig.out.take().is_empty());
     }
 
     #[test]
     fn a_read_that_has_rested_waits_for_its_turn() {
         let mut rig = Rig::new(1);
-        rig.start(Class::Read);
-        rig.start(Class::Bulk);
+        rig.start(READ);
+        rig.start(BULK);
         let read = rig.in_flight[0];
-        rig.queue.rest(read, &mut rig.out);
+        rig.queue.rest(NOW, read, &mut rig.out);
         let Some(Effect::Flush { token, .. }) = rig.out.take().pop() else { panic!("another one takes its place") };
-        rig.queue.retry(read, &mut rig.out);
+        rig.queue.retry(NOW, read, &mut rig.out);
         assert!(rig.out.take().is_empty(), "its place is taken");
         rig.queue.verify(0);
-        assert!(rig.queue.on_done(crate::io::split_token(token).1, &mut rig.out).is_some());
+        assert!(rig.queue.on_done(NOW, crate::io::split_token(token).1, &mut rig.out).is_some());
         let again = rig.out.take();
         assert!(matches!(again[..], [Effect::Read { token, .. }] if token == disk_token(DeviceSlot(3), read)));
     }

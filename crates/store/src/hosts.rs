@@ -6,6 +6,7 @@
 //! Limits: [`HOSTS_MAX`] hosts that are gone are remembered; of one that is forgotten it is told that nothing was heard.
 
 use crate::api::PeerId;
+use crate::line::HostTag;
 use holdfast_base::Instant;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,13 +16,20 @@ const STOOD_STILL: Duration = Duration::from_millis(1500);
 
 const HOSTS_MAX: usize = 1024;
 
+struct Greeted {
+    host: String,
+    tag: HostTag,
+    /// When something came last.
+    heard: Instant,
+}
+
 #[derive(Default)]
 pub(crate) struct Hosts {
     /// Since then it has listened.
     since: Instant,
     last_event: Instant,
-    /// Connections by what they said of themselves, and when something came over them.
-    peers: BTreeMap<PeerId, (String, Instant)>,
+    /// Connections by what they said of themselves.
+    peers: BTreeMap<PeerId, Greeted>,
     /// Hosts whose connections have ended.
     gone: BTreeMap<String, Instant>,
 }
@@ -36,17 +44,19 @@ impl Hosts {
     }
 
     pub fn on_hello(&mut self, now: Instant, peer: PeerId, host: &str) {
-        self.peers.insert(peer, (host.to_string(), now));
+        let (host, tag) = (host.to_string(), HostTag::of(host));
+        self.peers.insert(peer, Greeted { host, tag, heard: now });
     }
 
-    pub fn on_request(&mut self, now: Instant, peer: PeerId) {
-        if let Some((_, heard)) = self.peers.get_mut(&peer) {
-            *heard = now;
-        }
+    /// Which host asks; of who did not greet nothing is known.
+    pub fn on_request(&mut self, now: Instant, peer: PeerId) -> HostTag {
+        let Some(greeted) = self.peers.get_mut(&peer) else { return HostTag::default() };
+        greeted.heard = now;
+        greeted.tag
     }
 
     pub fn on_gone(&mut self, peer: PeerId) {
-        let Some((host, heard)) = self.peers.remove(&peer) else { return };
+        let Some(Greeted { host, heard, .. }) = self.peers.remove(&peer) else { return };
         let known = self.gone.entry(host).or_default();
         *known = heard.max(*known);
         if self.gone.len() > HOSTS_MAX
@@ -58,7 +68,7 @@ impl Hosts {
 
     /// For how long nothing has come from the host, as far as this node can say.
     pub fn silent_for(&self, now: Instant, host: &str) -> Duration {
-        let heard = self.peers.values().filter(|(of, _)| of == host).map(|(_, heard)| *heard);
+        let heard = self.peers.values().filter(|of| of.host == host).map(|of| of.heard);
         let heard = heard.chain(self.gone.get(host).copied()).max();
         now.since(heard.unwrap_or_default().max(self.since))
     }

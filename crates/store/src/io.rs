@@ -3,6 +3,7 @@
 use crate::api::{DeviceSlot, DiskToken, Effect, NodeConfig, Notice, PeerId};
 use crate::cache::Fresh;
 use crate::device_queue::{Class, DeviceQueue, Op};
+use crate::line::Whose;
 use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
 use crate::siblings::Message;
@@ -29,12 +30,13 @@ pub(crate) const DEVICES_MAX: usize = 1 << SLOT_BITS;
 pub(crate) struct Client {
     pub peer: PeerId,
     pub token: u64,
+    pub whose: Whose,
 }
 
 impl Client {
     /// Answers; by way of the reactor whose connection it is.
     pub fn reply(self, reply: Reply, payload: Vec<Buf>, out: &mut Effects<Effect>) {
-        let Client { peer, token } = self;
+        let Client { peer, token, .. } = self;
         out.push(match peer.sibling {
             None => Effect::Reply { peer, token, reply, payload },
             Some(reactor) => {
@@ -76,12 +78,15 @@ pub(crate) enum Io {
         part: u8,
         /// Of the whole.
         class: Class,
+        whose: Whose,
     },
     ShardRead(ShardRead),
     HeaderRead(HeaderRead),
     ShardTable {
         number: u32,
         shard: ShardId,
+        /// Of the first who needs it.
+        whose: Whose,
     },
     SuperblockRepair,
     /// See [`crate::labels`].
@@ -92,6 +97,7 @@ pub(crate) enum Io {
     CachedRead {
         ticket: Token,
         part: u8,
+        whose: Whose,
     },
     CachedWrite {
         ticket: Token,
@@ -101,7 +107,17 @@ pub(crate) enum Io {
 }
 
 impl Io {
-    /// How urgent it is.
+    /// For whom it is, where that makes a difference.
+    pub fn whose(&self) -> Whose {
+        match self {
+            Io::ShardRead(read) => read.client().whose,
+            Io::HeaderRead(read) => read.client().whose,
+            Io::ShardTable { whose, .. } | Io::CachedRead { whose, .. } | Io::Part { whose, .. } => *whose,
+            _ => Whose::default(),
+        }
+    }
+
+    /// What it is.
     pub fn class(&self) -> Class {
         match self {
             Io::Opening { .. }
@@ -127,6 +143,8 @@ pub(crate) struct Started {
     pub io: Io,
     pub kind: Kind,
     pub at: Instant,
+    /// Since when the device has it.
+    pub went_at: Option<Instant>,
     /// Offset and length of a read.
     pub read: Option<(u64, u32)>,
     /// How often it has failed, and is tried again.
@@ -149,7 +167,7 @@ pub(crate) struct Ctx<'a> {
 impl Ctx<'_> {
     fn start(&mut self, kind: Kind, io: Io, op: Op) {
         let read = if let Op::Read { offset, len } = op { Some((offset, len)) } else { None };
-        self.queue.start(Started { io, kind, at: self.now, read, failures: 0 }, op, self.out);
+        self.queue.start(Started { io, kind, at: self.now, went_at: None, read, failures: 0 }, op, self.out);
     }
 
     pub fn read(&mut self, offset: u64, len: u32, io: Io) {

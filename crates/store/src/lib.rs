@@ -17,6 +17,7 @@ mod journal;
 mod labels;
 mod layout;
 mod ledgers;
+mod line;
 mod log_read;
 mod meter;
 mod node;

@@ -24,6 +24,7 @@ use crate::cache::{Asked, Fresh, ReadCache};
 use crate::device::{Completed, Device, Opened, Surroundings};
 use crate::hosts::Hosts;
 use crate::io::{Client, DEVICES_MAX, split_token};
+use crate::line::Whose;
 use crate::peer_rebuild::PeerRebuilds;
 use crate::siblings::Siblings;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, time::earliest};
@@ -59,9 +60,9 @@ impl Node {
     pub fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
         self.hosts.on_event(now);
         match event {
-            Event::Request { peer, token, request, payload, .. } => {
-                self.hosts.on_request(now, peer);
-                self.on_request(now, Client { peer, token }, request, payload, out);
+            Event::Request { peer, token, beside, request, payload } => {
+                let whose = Whose { host: self.hosts.on_request(now, peer), urgency: beside.urgency };
+                self.on_request(now, Client { peer, token, whose }, request, payload, out);
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
             Event::Told { reactor, message } => self.on_told(now, reactor, message, out),

@@ -14,6 +14,7 @@
 use crate::api::{Effect, PeerId};
 use crate::device::Surroundings;
 use crate::io::Client;
+use crate::line::Whose;
 use crate::node::Node;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, Slab, Token};
 use holdfast_format::wire::{Refusal, Reply, Request};
@@ -31,6 +32,7 @@ pub enum Message {
     Request {
         conn: u64,
         token: u64,
+        whose: Whose,
         request: Box<Request>,
         payload: Buf,
     },
@@ -160,7 +162,7 @@ impl Node {
         payload: Buf,
         out: &mut Effects<Effect>,
     ) {
-        let Client { peer, token } = client;
+        let Client { peer, token, whose } = client;
         // What a sibling has passed on was here a moment ago, and goes no further.
         if peer.sibling.is_some() || self.siblings.unanswered == PASSED_ON_MAX {
             return client.reply(Reply::Refused(Refusal::Busy), Vec::new(), out);
@@ -168,7 +170,7 @@ impl Node {
         self.siblings.unanswered += 1;
         self.siblings.passed_on += 1;
         self.siblings.known_to.insert((peer.conn, reactor));
-        let message = Message::Request { conn: peer.conn, token, request: Box::new(request), payload };
+        let message = Message::Request { conn: peer.conn, token, whose, request: Box::new(request), payload };
         out.push(Effect::Tell { reactor, message });
     }
 
@@ -230,13 +232,13 @@ impl Node {
         let peer_of = |conn| PeerId { conn, sibling: Some(reactor) };
         match message {
             Message::Devices(devices) => self.on_held_elsewhere(now, reactor, devices, out),
-            Message::Request { conn, token, request, payload } => {
-                self.on_request(now, Client { peer: peer_of(conn), token }, *request, payload, out);
+            Message::Request { conn, token, whose, request, payload } => {
+                self.on_request(now, Client { peer: peer_of(conn), token, whose }, *request, payload, out);
             }
             Message::Gone { conn } => self.give_up_rebuilds_of(peer_of(conn), out),
             Message::Reply { conn, token, reply, payload } => {
                 self.siblings.unanswered -= 1;
-                Client { peer: PeerId::here(conn), token }.reply(*reply, payload, out);
+                Client { peer: PeerId::here(conn), token, whose: Whose::default() }.reply(*reply, payload, out);
             }
             Message::Question { question, request } => {
                 let reply = Box::new(self.own_answer(now, None, &request, out));

@@ -66,7 +66,7 @@ impl Node {
             return self.read_own(now, asked, false, out);
         }
         for read in reads {
-            home.read_lent(&mut around, read.first, read.blocks, (ticket, read.part));
+            home.read_lent(&mut around, read, ticket, asked.client.whose);
         }
     }
 

@@ -5,12 +5,15 @@
 //! the window, which grows while batches get company by it, up to half of what a batch takes and the configured maximum,
 //! and shrinks when they don't. While as many batches are in flight as may be, records collect.
 //!
+//! Where more waits than a batch takes, at most half of it is of one host while others wait ([`Journal::take_turns`]).
+//!
 //! When the journal falls idle, an empty batch tells that the last one with records is durable: damage to that one is then
 //! seen as damage, not taken for a write that never was.
 
 use crate::io::{Ctx, Io};
 use crate::journal::{BATCH_WINDOW_MAX, EntryIn, Flight, Flown, Journal, Queued, Then, lone_batch_bytes};
 use crate::ledgers::{ControlKey, LedgerKey, Life, Place, Volumes};
+use crate::line::HostTag;
 use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, Lsn};
 use holdfast_format::disk::{
     BATCH_HEADER_BYTES, BatchHeader, BatchPlace, EntryRecord, LedgerRecord, PromiseRecord, RecordPlace,
@@ -23,6 +26,12 @@ pub(crate) const BATCH_RECORDS_MAX: usize = 512;
 
 /// Bytes of one batch, unless a single entry is larger: beyond this, more in one write gains nothing.
 pub(crate) const BATCH_BYTES_MAX: u64 = 1 << 20;
+
+/// Of these, as many of one host while others wait.
+const HOST_BYTES_MAX: u64 = BATCH_BYTES_MAX / 2;
+
+/// Records that a host is looked for among, whose turn it may be.
+const LOOK_RECORDS_MAX: usize = 2048;
 
 /// Queued bytes that are sent without waiting for more.
 const BATCH_BYTES_ENOUGH: u64 = 256 << 10;
@@ -153,6 +162,7 @@ impl Journal {
     pub fn commit(&mut self, ctx: &mut Ctx, volumes: &mut Volumes) {
         self.waits_for_unit = false;
         while !self.queue.is_empty() && self.may_send(ctx) {
+            self.take_turns();
             let (records, payload) = sizes(volumes, &self.queue[0]);
             if !self.ensure_room(lone_batch_bytes(records, payload)) {
                 self.waits_for_unit = true;
@@ -168,6 +178,55 @@ impl Journal {
         }
         let is_idle = self.writes_in_flight == 0;
         self.queue_bytes >= BATCH_BYTES_ENOUGH || self.window.ends(is_idle).is_none_or(|end| end <= ctx.now)
+    }
+
+    /// Has the next batch take at most [`HOST_BYTES_MAX`] of one host before all that others have waiting, as far as that
+    /// fits. A host's entries stay in order, and nothing passes what is no client's entry: a fence is answered after all
+    /// that came before it. Nor does the queue come to need more room than was planned for it.
+    fn take_turns(&mut self) {
+        if self.queue_bytes <= BATCH_BYTES_MAX {
+            return;
+        }
+        let hosts = self.queue.iter().take(LOOK_RECORDS_MAX).map_while(Queued::host);
+        let (mut stretch, mut first, mut are_several) = (0, None, false);
+        for host in hosts {
+            are_several |= *first.get_or_insert(host) != host;
+            stretch += 1;
+        }
+        if !are_several {
+            return;
+        }
+        let in_turn = self.in_turn(stretch);
+        let (mut places, waits): (Vec<usize>, Vec<usize>) = (0..stretch).partition(|at| in_turn[*at]);
+        places.extend(waits);
+        let rest = self.queue.len();
+        let (units, left) = self.plan_of(places.iter().copied().chain(stretch..rest));
+        if (units, std::cmp::Reverse(left)) > (self.planned_units, std::cmp::Reverse(self.planned_left)) {
+            return;
+        }
+        (self.planned_units, self.planned_left) = (units, left);
+        let mut taken: Vec<Option<Queued>> = self.queue.drain(..stretch).map(Some).collect();
+        for at in places.into_iter().rev() {
+            self.queue.push_front(taken[at].take().expect("each place is one's"));
+        }
+    }
+
+    /// Of so many of the first records: which go before the others.
+    fn in_turn(&self, stretch: usize) -> Vec<bool> {
+        let (mut shares, mut bytes) = (Vec::<(HostTag, u64)>::new(), 0);
+        let goes = |record: &Queued| {
+            let (host, own) = (record.host().expect("it is a client's"), record.accounted_bytes());
+            let at = shares.iter().position(|(of, _)| *of == host).unwrap_or_else(|| {
+                shares.push((host, 0));
+                shares.len() - 1
+            });
+            // Whose next one has to wait has none of its later ones go.
+            shares[at].1 += own;
+            let goes = bytes < BATCH_BYTES_MAX && shares[at].1 <= HOST_BYTES_MAX;
+            bytes += if goes { own } else { 0 };
+            goes
+        };
+        self.queue.iter().take(stretch).map(goes).collect()
     }
 
     fn may_run_ahead(&self) -> bool {

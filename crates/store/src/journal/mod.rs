@@ -29,6 +29,7 @@ use crate::io::Client;
 use crate::journal::commit::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Window};
 use crate::journal::units::{CONTROL_BYTES, Units};
 use crate::ledgers::{ControlKey, Place};
+use crate::line::HostTag;
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Epoch, Instant, LedgerId, Lsn, Token, VolumeId};
 use holdfast_format::disk::{BatchHeader, EntryRecord};
 use std::collections::VecDeque;
@@ -185,6 +186,14 @@ impl Queued {
         }
     }
 
+    /// Whose entry it is; none of what the node itself has to say, and of promises and states.
+    fn host(&self) -> Option<HostTag> {
+        match self {
+            Queued::Entry(EntryIn { source: Source::Client(client), .. }) => Some(client.whose.host),
+            _ => None,
+        }
+    }
+
     fn record_count(&self) -> usize {
         if let Queued::Group(records) = self { records.len() } else { 1 }
     }
@@ -250,6 +259,16 @@ impl Journal {
     /// What an entry takes at most.
     pub fn entry_bytes(header_bytes: usize, blocks: usize) -> u64 {
         lone_batch_bytes(EntryRecord::encoded_bytes(header_bytes, blocks), blocks * BLOCK_BYTES)
+    }
+
+    /// The same of what is queued, if it goes in this order.
+    fn plan_of(&self, places: impl Iterator<Item = usize>) -> (u32, u64) {
+        let unit_bytes = u64::from(self.units.unit_bytes());
+        places.fold((0, u64::from(self.units.open_left())), |(units, left), at| {
+            let (records, payload) = self.queue[at].bytes_max();
+            let bytes = lone_batch_bytes(records, payload);
+            if bytes <= left { (units, left - bytes) } else { (units + 1, unit_bytes - bytes) }
+        })
     }
 
     /// Whether `bytes` have room, with what this use must leave.

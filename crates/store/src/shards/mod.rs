@@ -20,6 +20,7 @@ pub(crate) mod table_cache;
 use crate::api::{DiskError, Notice};
 use crate::cache::{Asked, Fresh, ShardAt};
 use crate::io::{Client, Ctx, Io, client_of};
+use crate::line::Whose;
 use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
 use crate::shards::slots::{SlotLife, Slots, StoredShard, Waiter};
@@ -566,17 +567,17 @@ impl Shards {
         let read = ShardRead { client, shard, number, block, blocks, checked, wanted, verdict, table };
         self.parts.read(ctx, slot.extents.slice(from, u64::from(blocks)), Io::ShardRead(read));
         if wants_table {
-            self.load_table(ctx, number, shard);
+            self.load_table(ctx, number, shard, client.whose);
         }
         Ok(())
     }
 
     /// Reads the header area of a shard for its checksums, once for all that wait.
-    fn load_table(&mut self, ctx: &mut Ctx, number: u32, shard: ShardId) {
+    fn load_table(&mut self, ctx: &mut Ctx, number: u32, shard: ShardId, whose: Whose) {
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.loading.entry(shard) {
             vacant.insert(Vec::new());
             let slot = self.slots.live(number, shard).expect("its caller has seen it");
-            self.parts.read(ctx, header_extents(slot), Io::ShardTable { number, shard });
+            self.parts.read(ctx, header_extents(slot), Io::ShardTable { number, shard, whose });
         }
     }
 
@@ -600,7 +601,7 @@ impl Shards {
                 false => ctx.reply_with(read.client, Reply::Shard { blocks: read.blocks }, vec![bytes]),
             };
         }
-        self.load_table(ctx, read.number, read.shard);
+        self.load_table(ctx, read.number, read.shard, read.client.whose);
         self.parked += 1;
         self.loading.get_mut(&read.shard).expect("being loaded").push((read, bytes));
     }

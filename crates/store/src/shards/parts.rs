@@ -44,10 +44,10 @@ impl Parts {
             return ctx.read(self.offset_of(&first), len(&first), io);
         };
         let extents: Vec<Extent> = [first, second].into_iter().chain(extents).collect();
-        let class = io.class();
+        let (class, whose) = (io.class(), io.whose());
         let whole = self.split(io, extents.len());
         for (part, extent) in extents.iter().enumerate() {
-            ctx.read(self.offset_of(extent), len(extent), Io::Part { whole, part: part as u8, class });
+            ctx.read(self.offset_of(extent), len(extent), Io::Part { whole, part: part as u8, class, whose });
         }
     }
 
@@ -56,12 +56,12 @@ impl Parts {
         if let [extent] = extents {
             return ctx.write(self.offset_of(extent), vec![data], true, io);
         }
-        let class = io.class();
+        let (class, whose) = (io.class(), io.whose());
         let whole = self.split(io, extents.len());
         let mut at = 0;
         for (part, extent) in extents.iter().enumerate() {
             let end = at + (extent.count * BLOCK) as usize;
-            let io = Io::Part { whole, part: part as u8, class };
+            let io = Io::Part { whole, part: part as u8, class, whose };
             ctx.write(self.offset_of(extent), vec![data.slice(at..end)], true, io);
             at = end;
         }

@@ -1,9 +1,9 @@
 //! Devices that take a few operations at a time: what waits, what passes what, and what becomes of it when one fails.
 
-use crate::support::{Rig, append, device, is_appended, is_done, put, shard_id};
-use holdfast_base::{Buf, MediaClass};
+use crate::support::{FakeDisk, Rig, append, device, is_appended, is_done, put, shard_id};
+use holdfast_base::{Buf, MediaClass, Urgency};
 use holdfast_format::wire::{Refusal, Reply, Request};
-use holdfast_store::{FailReason, Notice};
+use holdfast_store::{FailReason, JournalSizing, Notice};
 
 /// A node whose device takes so many at a time.
 fn rig(seed: u64, in_flight_max: usize) -> Rig {
@@ -132,4 +132,96 @@ fn what_waits_for_a_device_that_fails_is_refused_and_never_reaches_it() {
         assert!(is_done(&rig.put(9, 1, 50, 4)));
         assert!((0..10).all(|counter| rig.read_shard(shard_id(9, 1, counter), 0, 4).is_ok()));
     }
+}
+
+/// A read of one block of a shard that is there, with its table at hand.
+fn read_as(rig: &mut Rig, conn: u64, urgency: Urgency) -> u64 {
+    let (device, shard) = (device(0), shard_id(9, 1, 1));
+    let request = Request::ReadShard { device, shard, block: 1, blocks: 1, checked: false, cached: false };
+    rig.send_as((conn, urgency), request, Buf::empty())
+}
+
+/// A node with a shard, which two hosts have greeted: over connections 1 and 2.
+fn shared(in_flight_max: usize) -> Rig {
+    let mut rig = rig(5, in_flight_max);
+    put_many(&mut rig, 1..2);
+    rig.settle();
+    rig.greet(1, "a");
+    rig.greet(2, "b");
+    rig
+}
+
+#[test]
+fn a_sparse_guest_does_not_wait_for_256_reads_of_another() {
+    let mut rig = shared(2);
+    let others: Vec<u64> = (0..256).map(|_| read_as(&mut rig, 1, Urgency::Normal)).collect();
+    let sparse = read_as(&mut rig, 1, Urgency::Sparse);
+    let ended = ended_before(&mut rig, sparse);
+    assert!(ended <= 3, "{ended} operations came first, of which 2 were in flight");
+    let normal = read_as(&mut rig, 1, Urgency::Normal);
+    let ended = ended_before(&mut rig, normal);
+    assert!(ended > 200, "who says nothing is behind all of the same host: {ended}");
+    assert!(others.iter().all(|read| rig.replies.contains_key(read)));
+}
+
+#[test]
+fn a_host_does_not_wait_for_all_that_another_reads() {
+    let mut rig = shared(1);
+    (0..256).for_each(|_| _ = read_as(&mut rig, 1, Urgency::Normal));
+    for _ in 0..8 {
+        let read = read_as(&mut rig, 2, Urgency::Normal);
+        let ended = ended_before(&mut rig, read);
+        assert!(ended <= 8, "{ended} operations came first");
+    }
+}
+
+#[test]
+fn care_is_behind_reads_of_guests_and_goes_on() {
+    let mut rig = shared(1);
+    (0..3).for_each(|_| _ = read_as(&mut rig, 1, Urgency::Normal));
+    let care: Vec<u64> = (0..3).map(|_| read_as(&mut rig, 1, Urgency::Care)).collect();
+    let mut ended = Vec::new();
+    for read in care {
+        let mut count = 0;
+        while !rig.replies.contains_key(&read) {
+            read_as(&mut rig, 2, Urgency::Normal);
+            assert!(rig.complete_oldest(0));
+            count += 1;
+        }
+        ended.push(count);
+    }
+    assert!(ended.iter().all(|count| (8..=12).contains(count)), "{ended:?}");
+}
+
+#[test]
+fn a_batch_takes_half_of_one_host_while_another_waits() {
+    let sizing = JournalSizing { journal_bytes: 64 << 20, unit_bytes: 8 << 20, shard_bytes_mean: 64 << 10 };
+    let mut rig = Rig::of(7, vec![FakeDisk::new(96 << 20)], sizing, |config| config.batch_in_flight_max = 1);
+    rig.greet(1, "noisy");
+    rig.greet(2, "quiet");
+    for volume in [1, 2] {
+        assert!(is_done(&rig.create(volume, 1, 0)));
+    }
+    let send = |rig: &mut Rig, conn: u64, lsn: u64| {
+        let (request, payload) = append(u128::from(conn), 1, 0, lsn, 0, 8);
+        rig.send_as((conn, Urgency::Normal), request, payload)
+    };
+    // In flight before the others come.
+    let first = send(&mut rig, 1, 1);
+    rig.end_moment();
+    let noisy: Vec<u64> = (2..102).map(|lsn| send(&mut rig, 1, lsn)).collect();
+    let quiet: Vec<u64> = (1..11).map(|lsn| send(&mut rig, 2, lsn)).collect();
+    let answered = |rig: &Rig, of: &[u64]| of.iter().filter(|token| rig.replies.contains_key(token)).count();
+    while answered(&rig, &[first]) == 0 {
+        assert!(rig.complete_oldest(0) || rig.tick());
+        rig.end_moment();
+    }
+    assert_eq!((answered(&rig, &noisy), answered(&rig, &quiet)), (0, 0), "they are in the next batch");
+    while answered(&rig, &noisy) + answered(&rig, &quiet) == 0 {
+        assert!(rig.complete_oldest(0) || rig.tick());
+        rig.end_moment();
+    }
+    assert_eq!(answered(&rig, &quiet), 10, "{} of the noisy one were taken", answered(&rig, &noisy));
+    rig.settle();
+    assert_eq!(answered(&rig, &noisy), 100);
 }

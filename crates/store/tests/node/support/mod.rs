@@ -4,13 +4,13 @@
 
 use holdfast_base::{
     BLOCK_BYTES, Buf, DeviceId, Effects, Epoch, GridId, InstanceId, Instant, LedgerId, Lsn, MediaClass, NodeId, Prng,
-    SegmentId, ShardId, VolumeId, block_crcs, buf,
+    SegmentId, ShardId, Urgency, VolumeId, block_crcs, buf,
 };
 use holdfast_format::disk::Superblock;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_format::wire::{Beside, LedgerState, LogEntry, Refusal, Reply, Request};
+use holdfast_format::wire::{Beside, LedgerState, LogEntry, Refusal, Reply, Request, WIRE};
 use holdfast_store::{
     AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Message, Node, NodeConfig, Notice,
     PeerId, format_device, probe_superblock,
@@ -54,7 +54,7 @@ pub struct FakeDisk {
 }
 
 impl FakeDisk {
-    fn new(size: u64) -> FakeDisk {
+    pub fn new(size: u64) -> FakeDisk {
         FakeDisk {
             media: vec![0; size as usize],
             cache: BTreeMap::new(),
@@ -193,7 +193,7 @@ impl Rig {
         Rig::of(seed, disks.iter().map(disk).collect(), small_sizing(), configure)
     }
 
-    fn of(seed: u64, disks: Vec<FakeDisk>, sizing: JournalSizing, configure: impl Fn(&mut NodeConfig)) -> Rig {
+    pub fn of(seed: u64, disks: Vec<FakeDisk>, sizing: JournalSizing, configure: impl Fn(&mut NodeConfig)) -> Rig {
         let mut rig = Rig {
             config: NodeConfig::new(GRID, NODE, InstanceId(1)),
             node: None,
@@ -356,10 +356,22 @@ impl Rig {
     }
 
     pub fn send(&mut self, request: Request, payload: Buf) -> u64 {
+        self.send_as((1, Urgency::Normal), request, payload)
+    }
+
+    /// Over that connection.
+    pub fn send_as(&mut self, (conn, urgency): (u64, Urgency), request: Request, payload: Buf) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        self.event(Event::Request { peer: PeerId::here(1), token, beside: Beside::default(), request, payload });
+        let beside = Beside { urgency };
+        self.event(Event::Request { peer: PeerId::here(conn), token, beside, request, payload });
         token
+    }
+
+    /// From here on that connection is the host's.
+    pub fn greet(&mut self, conn: u64, host: &str) {
+        let hello = Request::Hello { versions: WIRE, grid: GRID, host: host.to_string() };
+        self.send_as((conn, Urgency::Normal), hello, Buf::empty());
     }
 
     /// Sends, and runs until the answer is there.
