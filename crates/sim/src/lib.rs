@@ -30,6 +30,7 @@ pub mod runner;
 pub mod scenario;
 pub mod secrecy;
 mod separate;
+pub mod service;
 pub mod shards;
 mod snapshots;
 pub mod swarm;

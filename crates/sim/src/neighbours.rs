@@ -1,10 +1,11 @@
 //! Guests of several volumes of one host, which keep requests under way all the time: who waits for whom, by counts of the
-//! host's schedulers.
+//! host's schedulers, and of what nodes answer ([`crate::service`]).
 //!
-//! Role: the shell of a host with one or several reactors, each a [`Host`] of its own on the same nodes.
+//! Role: the shell of a host with one or several reactors, or of as many hosts, on the same nodes.
 
 use crate::multi_host::SHARE_MIN;
 use crate::multi_host::machine::HostMachine;
+use crate::service::Service;
 use crate::world::{MachineAt, World};
 use holdfast_base::{
     BlockOp, BlockRequest, Buf, ByteRange, InstanceId, MetaRequest, MetaVersion, NodeId, RequestToken, Token, VolumeId,
@@ -51,6 +52,33 @@ struct Guest {
     answered: u64,
 }
 
+/// What volumes are on.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Of one host, or hosts of one reactor each.
+    pub reactors: usize,
+    pub are_hosts: bool,
+    pub isolation: Option<Isolation>,
+    /// Operations that a disk of a node takes at a time, if not as many as usual.
+    pub disk_in_flight: Option<usize>,
+    pub rebuild_after: Duration,
+    /// Classes of requests are forgotten.
+    pub forgets_class: bool,
+}
+
+impl Default for Grid {
+    fn default() -> Grid {
+        Grid {
+            reactors: 1,
+            are_hosts: false,
+            isolation: Some(Isolation::default()),
+            disk_in_flight: None,
+            rebuild_after: Duration::from_secs(600),
+            forgets_class: false,
+        }
+    }
+}
+
 pub struct Neighbours {
     pub world: World<HostMachine>,
     reactors: Vec<MachineAt>,
@@ -68,7 +96,8 @@ fn name_of(volume: usize) -> String {
     format!("v{volume}")
 }
 
-fn id_of(volume: usize) -> VolumeId {
+/// A volume's id.
+pub fn id_of(volume: usize) -> VolumeId {
     VolumeId(volume as u128 + 1)
 }
 
@@ -80,42 +109,51 @@ impl Neighbours {
 
     /// The same, of volumes that are so far isolated from each other.
     pub fn isolated(seed: u64, reactors: usize, homes: &[Home], isolation: Option<Isolation>) -> Neighbours {
+        Neighbours::on(seed, Grid { reactors, isolation, ..Grid::default() }, homes)
+    }
+
+    pub fn on(seed: u64, grid: Grid, homes: &[Home]) -> Neighbours {
+        let Grid { reactors, are_hosts, isolation, disk_in_flight, rebuild_after, forgets_class } = grid;
         let mut world = World::new(seed, false);
         let sizing = store::JournalSizing { journal_bytes: 1 << 30, unit_bytes: 1 << 20, shard_bytes_mean: 64 << 10 };
         for n in 1..=3 {
-            let config = store::NodeConfig::new(world.grid, NodeId(n), InstanceId(0));
+            let mut config = store::NodeConfig::new(world.grid, NodeId(n), InstanceId(0));
+            config.disk_in_flight_max = disk_in_flight.unwrap_or(config.disk_in_flight_max);
             let node = world.add_node(config, sizing, &[4 << 30]);
             world.start_node(node);
         }
-        world.add_host();
+        (0..if are_hosts { reactors } else { 1 }).for_each(|_| _ = world.add_host());
+        let mutations = holdfast_host::Mutations { turn_forgets_class: forgets_class, ..Default::default() };
         let machines = (0..reactors).map(|reactor| {
             let config = holdfast_host::Config {
-                reactor,
-                reactors,
+                reactor: if are_hosts { 0 } else { reactor },
+                reactors: if are_hosts { 1 } else { reactors },
                 grid: world.grid,
-                name: "host".to_string(),
+                name: if are_hosts { format!("host{reactor}") } else { "host".to_string() },
                 instance: InstanceId((reactor as u128 + 1) << 64),
                 budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
-                care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
+                care: Care { rebuild_after, scrub_every: Duration::from_secs(14 * 86_400) },
                 isolation,
                 packing: PackingShare::default(),
                 room: Room { max: 64, kept_for_local: 8 },
                 expected_volumes: homes.len(),
-                mutations: holdfast_host::Mutations::default(),
+                mutations,
                 of_controllers: holdfast_volume::Mutations::default(),
                 tune: |_| {},
             };
             HostMachine::new(Host::new(&config))
         });
         let machines: Vec<HostMachine> = machines.collect();
-        let reactors = machines.into_iter().map(|machine| world.attach(0, machine)).collect();
+        let host_of = |reactor| if are_hosts { reactor } else { 0 };
+        let attached = machines.into_iter().enumerate();
+        let reactors = attached.map(|(reactor, machine)| world.attach(host_of(reactor), machine)).collect();
         let (guests, next_guest, is_busy, sums, shares) = (BTreeMap::new(), 0, true, 0, 0);
         let mut run = Neighbours { world, reactors, homes: homes.to_vec(), guests, next_guest, is_busy, sums, shares };
-        run.open_all();
+        run.open_all(are_hosts);
         run
     }
 
-    fn open_all(&mut self) {
+    fn open_all(&mut self, are_hosts: bool) {
         let layout: Layout = "mirror:2".parse().expect("a layout");
         let limits: Limits = self
             .homes
@@ -126,7 +164,8 @@ impl Neighbours {
             .collect();
         for reactor in 0..self.reactors.len() {
             self.order(reactor, Order::Access { lists: Lists::new(), limits: limits.clone() });
-            self.order(reactor, Order::Share((0..self.homes.len()).map(id_of).collect()));
+            let own = (0..self.homes.len()).filter(|volume| !are_hosts || self.homes[*volume].reactor == reactor);
+            self.order(reactor, Order::Share(own.map(id_of).collect()));
         }
         for (volume, home) in self.homes.clone().into_iter().enumerate() {
             let (id, name) = (id_of(volume), name_of(volume));
@@ -192,6 +231,26 @@ impl Neighbours {
         (0..load.in_flight).for_each(|_| self.ask(to));
         self.see_to();
         to
+    }
+
+    /// Writes all of a volume, in what goes to segments at once.
+    pub fn fill(&mut self, volume: usize) {
+        let bytes = 1 << 20;
+        let guest = self.come(Load { volume, in_flight: 8, bytes, reads: false });
+        while self.answered(guest) < SIZE_BYTES / bytes {
+            self.pass(Duration::from_millis(10));
+        }
+        self.go(guest);
+        self.pass(Duration::from_secs(1));
+    }
+
+    /// From here on what nodes answer is counted.
+    pub fn count_service(&mut self) {
+        self.world.service = Some(Service::default());
+    }
+
+    pub fn service(&self) -> &Service {
+        self.world.service.as_ref().expect("it is counted")
     }
 
     /// A guest goes, whatever it has under way.

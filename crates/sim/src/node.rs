@@ -296,13 +296,13 @@ impl<M: Machine> World<M> {
             Input::PeerAnswered { reactor, token, answer } => (reactor, store::Event::PeerAnswered { token, answer }),
             Input::Asked { ask, request } => {
                 let peer = store::PeerId::here(ASK_PEERS + ask);
-                self.witness.on_request(peer, 0, &request, &[]);
                 let beside = Beside { urgency: Urgency::Care };
+                self.note_request(index, (peer, 0), &request, beside.urgency, &[]);
                 (0, store::Event::Request { peer, token: 0, beside, request, payload: Buf::empty() })
             }
             Input::Message(stream, Message { token, body: Body::Request(request, beside), payload }) => {
                 let peer = peer_of(stream);
-                self.witness.on_request(peer, token, &request, &payload);
+                self.note_request(index, (peer, token), &request, beside.urgency, &payload);
                 let event = store::Event::Request { peer, token, beside, request, payload };
                 (self.nodes[index].reactor_of_peer(peer), event)
             }
@@ -355,6 +355,23 @@ impl<M: Machine> World<M> {
             })
         };
         self.witness.on_reply(to, reply, payload, may_lie);
+        if let Some(service) = &mut self.service {
+            service.on_reply(index, to);
+        }
+    }
+
+    fn note_request(
+        &mut self,
+        index: usize,
+        to: (store::PeerId, u64),
+        request: &Request,
+        urgency: Urgency,
+        payload: &[u8],
+    ) {
+        self.witness.on_request(to.0, to.1, request, payload);
+        if let Some(service) = &mut self.service {
+            service.on_request(index, to, request, urgency);
+        }
     }
 
     fn node_effect(&mut self, index: usize, reactor: usize, effect: store::Effect) {

@@ -14,6 +14,7 @@ use crate::meta::{MetaOutcome, MetaStore};
 use crate::net::{Body, ConnId, Message, Net, Stream, Toward};
 use crate::node::{NodeAsk, NodeProc};
 use crate::secrecy::Encryptions;
+use crate::service::Service;
 use crate::shards::ShardWitness;
 use crate::trace::Trace;
 use holdfast_base::{BlockReply, Buf, Effects, GridId, Instant, MetaReply, MetaRequest, Prng, VolumeId};
@@ -218,6 +219,8 @@ pub struct World<M> {
     pub outputs: VecDeque<Output>,
     pub encryptions: Encryptions,
     pub witness: ShardWitness,
+    /// While somebody wants to know.
+    pub service: Option<Service>,
     pub(crate) node_effects: Effects<store::Effect>,
     pub(crate) host_effects: Effects<Effect>,
     /// Events that machines have handled.
@@ -256,6 +259,7 @@ impl<M: Machine> World<M> {
             outputs: VecDeque::new(),
             encryptions: Encryptions::default(),
             witness: ShardWitness::default(),
+            service: None,
             node_effects: Effects::new(),
             host_effects: Effects::new(),
             handled: 0,

@@ -1,6 +1,9 @@
-//! Volumes of one host beside each other, by counts of its schedulers: see `holdfast_sim::neighbours`.
+//! Volumes of one host or of two beside each other, by counts of schedulers and of nodes: see `holdfast_sim::neighbours`.
 
-use holdfast_sim::neighbours::{Home, Load, Neighbours};
+use holdfast_base::Urgency;
+use holdfast_sim::disk::Crash;
+use holdfast_sim::neighbours::{Grid, Home, Load, Neighbours, id_of};
+use holdfast_sim::service::Passed;
 use std::time::Duration;
 
 const NOISY: usize = 0;
@@ -12,6 +15,58 @@ fn home(reactor: usize, limit: &'static str) -> Home {
 
 fn writes(volume: usize, in_flight: u64, bytes: u64) -> Load {
     Load { volume, in_flight, bytes, reads: false }
+}
+
+fn reads(volume: usize, in_flight: u64, bytes: u64) -> Load {
+    Load { volume, in_flight, bytes, reads: true }
+}
+
+/// Reads of both volumes while one has 256 under way and the other this: by how many they are passed at nodes whose disks
+/// take two operations at a time.
+fn passed_beside_256(grid: Grid, homes: &[Home], in_flight: u64) -> [Passed; 2] {
+    let mut run = Neighbours::on(11, Grid { disk_in_flight: Some(2), isolation: None, ..grid }, homes);
+    [NOISY, QUIET].into_iter().for_each(|volume| run.fill(volume));
+    run.come(reads(NOISY, 256, 8 << 10));
+    run.pass(Duration::from_millis(50));
+    run.count_service();
+    let victim = run.come(reads(QUIET, in_flight, 8 << 10));
+    run.pass(Duration::from_millis(200));
+    assert!(run.answered(victim) > 10, "{}", run.answered(victim));
+    [NOISY, QUIET].map(|volume| run.service().of_volume(id_of(volume)))
+}
+
+#[test]
+fn nodes_serve_who_has_one_read_in_flight_before_the_256_of_another_volume() {
+    let homes = [home(0, ""), home(0, "")];
+    let [noisy, victim] = passed_beside_256(Grid::default(), &homes, 1);
+    assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
+    assert!(victim.reads > 50 && victim.mean() < 4.0 && victim.by_most <= 12, "{victim:?}");
+    let forgets = Grid { forgets_class: true, ..Grid::default() };
+    let [_, victim] = passed_beside_256(forgets, &homes, 1);
+    assert!(victim.mean() > 20.0, "without its class it waits behind all: {victim:?}");
+}
+
+#[test]
+fn nodes_have_hosts_take_turns() {
+    let apart = Grid { reactors: 2, are_hosts: true, forgets_class: true, ..Grid::default() };
+    let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], 16);
+    assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
+    // Each of its reads waits for its own before it, and for as many of the other host.
+    assert!(victim.reads > 500 && victim.mean() < 24.0, "{victim:?}");
+}
+
+#[test]
+fn nodes_serve_care_last_and_it_goes_on() {
+    let grid = Grid { disk_in_flight: Some(2), rebuild_after: Duration::from_secs(2), ..Grid::default() };
+    let mut run = Neighbours::on(12, grid, &[home(0, "")]);
+    run.fill(NOISY);
+    run.come(reads(NOISY, 64, 8 << 10));
+    run.count_service();
+    run.world.crash_node(2, Crash::Process);
+    run.pass(Duration::from_secs(10));
+    let [normal, care] = [Urgency::Normal, Urgency::Care].map(|urgency| run.service().of(id_of(NOISY), urgency));
+    assert!(normal.reads > 1_000 && care.reads > 20, "{normal:?} {care:?}");
+    assert!(care.mean() > normal.mean(), "{normal:?} {care:?}");
 }
 
 #[test]
