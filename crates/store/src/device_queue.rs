@@ -8,7 +8,7 @@
 //!
 //! Order: the most urgent line first. There is one for each class, and of reads one for each urgency of requests; in a line
 //! hosts take turns ([`crate::line`]). Where [`PASSED_MAX`] operations have passed the oldest of a line since one of it went,
-//! the line goes before all that came later.
+//! that one goes before all that came later, and nothing else with it.
 //!
 //! Invariants
 //! 1. At most `in_flight_max` operations are in flight, and none waits while there is a place.
@@ -186,23 +186,23 @@ impl DeviceQueue {
         self.submit(now, token, Op::Read { offset, len }, out);
     }
 
-    /// The next of the most urgent line that may go on, of those that wait.
+    /// The next of the most urgent line, or the oldest of one that has been passed often enough, if that came earlier.
     fn next(&mut self) -> Waiting {
-        let chosen = (0..LINES).find(|line| self.may_go(*line)).expect("one waits");
-        let next = self.lines[chosen].pop();
-        for line in &mut self.lines[chosen + 1..] {
+        let first = self.lines.iter().position(|line| !line.is_empty()).expect("one waits");
+        let arrival = self.lines[first].next().expect("just seen");
+        let overdue = (first + 1..LINES).filter(|line| self.lines[*line].passed >= PASSED_MAX);
+        let overdue = overdue.filter_map(|line| Some((self.lines[line].oldest()?, line)));
+        let chosen = overdue.filter(|(oldest, _)| *oldest < arrival).min().map(|(_, line)| line);
+        let next = match chosen {
+            Some(line) => self.lines[line].pop_oldest(),
+            None => self.lines[first].pop(),
+        };
+        for line in &mut self.lines {
             line.passed += u32::from(line.oldest().is_some_and(|arrival| arrival < next.arrival));
         }
+        self.lines[chosen.unwrap_or(first)].passed = 0;
         self.waiting -= 1;
         next
-    }
-
-    /// Whether somebody waits in the line, and would pass nobody who has been passed often enough.
-    fn may_go(&mut self, line: usize) -> bool {
-        let Some(arrival) = self.lines[line].next() else { return false };
-        let is_overdue =
-            |line: &Line| line.passed >= PASSED_MAX && line.oldest().is_some_and(|oldest| oldest < arrival);
-        !self.lines[line + 1..].iter().any(is_overdue)
     }
 
     /// The device is out: what is not in flight is forgotten.
@@ -406,6 +406,23 @@ mod tests {
         let at: Vec<usize> = (0..rig.order.len()).filter(|at| rig.order[*at].1 == CARE).collect();
         assert_eq!(at.len(), 3, "{:?}", rig.order);
         assert!(at.windows(2).all(|pair| pair[1] - pair[0] <= PASSED_MAX as usize + 1), "{at:?}");
+    }
+
+    #[test]
+    fn what_is_overdue_goes_alone_and_has_nobody_wait_for_what_came_before_it() {
+        const SPARSE: usize = 1;
+        let mut rig = Rig::new(1);
+        (0..50).for_each(|_| rig.start(READ));
+        rig.start(BULK);
+        for _ in 0..4 * PASSED_MAX {
+            rig.start(SPARSE);
+            let before = rig.order.len();
+            while rig.order.last().is_none_or(|(_, line)| *line != SPARSE) || rig.order.len() == before {
+                rig.end(0);
+            }
+            assert!(rig.order.len() - before <= 3, "a sparse read waits for {:?}", &rig.order[before..]);
+        }
+        assert!(rig.order.iter().any(|(_, line)| *line == BULK));
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub(crate) struct Line {
     /// Whose turn it is first.
     hosts: VecDeque<OfHost>,
     spare: Vec<VecDeque<Waiting>>,
-    /// How often the oldest of them has been passed by a later one of a more urgent line, since one of these went.
+    /// How often the oldest of them has been passed by a later one, since the queue took one of these.
     pub passed: u32,
 }
 
@@ -115,16 +115,25 @@ impl Line {
 
     /// Takes the one that [`Line::next`] told of.
     pub fn pop(&mut self) -> Waiting {
-        let of = self.hosts.front_mut().expect("its caller has seen one");
+        self.take(0)
+    }
+
+    /// Takes the oldest, whoever's turn it is.
+    pub fn pop_oldest(&mut self) -> Waiting {
+        let oldest = (0..self.hosts.len()).min_by_key(|at| self.hosts[*at].first().arrival);
+        self.take(oldest.expect("its caller has seen one"))
+    }
+
+    fn take(&mut self, at: usize) -> Waiting {
+        let of = self.hosts.get_mut(at).expect("its caller has seen one");
         let waiting = of.waiting.pop_front().expect("a host is here while it has something waiting");
         of.credit = of.credit.saturating_sub(waiting.cost());
         if of.waiting.is_empty() {
-            let gone = self.hosts.pop_front().expect("just seen");
+            let gone = self.hosts.remove(at).expect("just seen");
             if self.spare.len() < SPARE_MAX {
                 self.spare.push(gone.waiting);
             }
         }
-        self.passed = 0;
         waiting
     }
 

@@ -25,7 +25,7 @@ use crate::shards::alloc::Allocator;
 use crate::shards::parts::Parts;
 use crate::shards::slots::{SlotLife, Slots, StoredShard, Waiter};
 use crate::shards::table_cache::{Table, TableCache};
-use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, VolumeId};
+use holdfast_base::{BLOCK_BYTES, Buf, Epoch, SegmentId, ShardId, Token, Urgency, VolumeId};
 use holdfast_format::copy::{self, is_copy, root_copy_of};
 use holdfast_format::disk::{Extent, Extents, SLOT_BYTES, SLOTS_PER_BLOCK, Slot, Superblock, blocks_match};
 use holdfast_format::segment::{HEADER_BLOCKS_MAX, ShardHeader};
@@ -577,6 +577,8 @@ impl Shards {
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.loading.entry(shard) {
             vacant.insert(Vec::new());
             let slot = self.slots.live(number, shard).expect("its caller has seen it");
+            // Who comes next may wait for it more urgently.
+            let whose = Whose { urgency: Urgency::Sparse, ..whose };
             self.parts.read(ctx, header_extents(slot), Io::ShardTable { number, shard, whose });
         }
     }
