@@ -25,14 +25,14 @@ use std::collections::VecDeque;
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
 /// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
 /// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`]. From 14 on nodes take shards of packed segments,
-/// and requests have a class ([`Beside`]).
+/// and frames say more than their messages ([`Beside`]).
 pub const WIRE: Versions = Versions { oldest: 5, newest: 14 };
 
 /// Version from which on a node reads headers of packed segments, and takes their shards.
 pub const PACKED_SINCE: u32 = 14;
 
-/// Version from which on a request says how urgent it is.
-pub const URGENCY_SINCE: u32 = 14;
+/// Version from which on a request says how urgent it is, and asks for the times of its node.
+pub const BESIDE_SINCE: u32 = 14;
 
 /// Version from which on a request may go without its payload where that is the one of the frame before it.
 pub const PAYLOAD_AGAIN_SINCE: u32 = 9;
@@ -558,17 +558,36 @@ pub enum Reply {
     },
 }
 
-/// What a frame's header says beside its message.
+/// What a node's part in a request took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeTimes {
+    /// From its coming to its answer, but for what the device took.
+    pub queue_us: u32,
+    /// The last operation of a device that it waited for, since the device had that.
+    pub device_us: u32,
+}
+
+/// What a frame says beside its message, since [`BESIDE_SINCE`]. Before that all requests are normal, and no times are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Beside {
-    /// Of a request. Before [`URGENCY_SINCE`] all are normal.
+    /// Of a request.
     pub urgency: Urgency,
+    /// Of a request: its answer is to bring times.
+    pub wants_times: bool,
+    /// Of an answer.
+    pub times: Option<NodeTimes>,
 }
 
 impl Beside {
+    /// Of a request that is so urgent.
+    pub fn of(request: &Request, urgency: Urgency) -> Beside {
+        let wants_times = matches!(request, Request::ReadShard { .. } | Request::Append { .. });
+        Beside { urgency, wants_times, times: None }
+    }
+
     /// What of it may be said where that version was agreed on.
     pub fn in_version(self, version: u32) -> Beside {
-        if version >= URGENCY_SINCE { self } else { Beside::default() }
+        if version >= BESIDE_SINCE { self } else { Beside::default() }
     }
 }
 
@@ -587,6 +606,9 @@ pub trait Message: Serialize + serde::de::DeserializeOwned {
 
     /// Whether a frame may refer to the payload of the one before it; a reader keeps that for as long.
     const REPEATS: bool = false;
+
+    /// Whether times may stand behind it; a message that never has them may ask for them.
+    const HAS_TIMES: bool = false;
 }
 
 impl Message for Request {
@@ -596,12 +618,19 @@ impl Message for Request {
 
 impl Message for Reply {
     const KIND: u8 = 2;
+    const HAS_TIMES: bool = true;
 }
 
 const FRAME_MAGIC: [u8; 4] = *b"HFW1";
 
 /// In byte 5 of a header: the payload does not follow, it is that of the frame before on the same connection.
 const FLAG_AGAIN: u8 = 1;
+
+/// There, too: a request asks for times, an answer has them behind its message.
+const FLAG_TIMES: u8 = 2;
+
+/// Queue and device, in the meta part behind the message.
+const TIMES_BYTES: usize = 8;
 
 /// Header and meta part of a frame; the payload's handles follow it on the stream as they are.
 pub fn encode_frame<M: Message>(token: u64, message: &M, payload_len: usize) -> Vec<u8> {
@@ -643,6 +672,11 @@ fn encode_flagged<M: Message>(token: u64, message: &M, payload_len: usize, besid
     let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + 96);
     bytes.resize(FRAME_HEADER_BYTES, 0);
     let mut bytes = postcard::to_extend(message, bytes).expect("our messages always encode");
+    if let Some(NodeTimes { queue_us, device_us }) = beside.times {
+        [queue_us, device_us].into_iter().for_each(|us| bytes.extend(us.to_le_bytes()));
+    }
+    let says_times = beside.wants_times || beside.times.is_some();
+    let flags = flags | if says_times { FLAG_TIMES } else { 0 };
     let meta_len = bytes.len() - FRAME_HEADER_BYTES;
     assert!(meta_len <= META_BYTES_MAX as usize, "frame meta part of {meta_len} bytes");
     bytes[..4].copy_from_slice(&FRAME_MAGIC);
@@ -663,7 +697,8 @@ struct FrameHeader {
     meta_len: usize,
     payload_len: usize,
     is_again: bool,
-    beside: Beside,
+    says_times: bool,
+    urgency: Urgency,
     token: u64,
     crc: u32,
 }
@@ -682,8 +717,28 @@ fn decode_header<M: Message>(bytes: &[u8; FRAME_HEADER_BYTES]) -> Result<FrameHe
     }
     let (meta_len, payload_len) = (meta_len as usize, payload_len as usize);
     let token = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes"));
-    let (is_again, beside) = (bytes[5] & FLAG_AGAIN != 0, Beside { urgency: urgency_of(bytes[6]) });
-    Ok(FrameHeader { meta_len, payload_len, is_again, beside, token, crc: word(24) })
+    let (is_again, says_times) = (bytes[5] & FLAG_AGAIN != 0, bytes[5] & FLAG_TIMES != 0);
+    if says_times && M::HAS_TIMES && meta_len < TIMES_BYTES {
+        return Err(FormatError::Field("times"));
+    }
+    let urgency = urgency_of(bytes[6]);
+    Ok(FrameHeader { meta_len, payload_len, is_again, says_times, urgency, token, crc: word(24) })
+}
+
+/// A whole meta part, and what the frame says beside it.
+fn read_meta<M: Message>(header: &FrameHeader, meta: &[u8]) -> Result<(M, Beside), FormatError> {
+    let mut beside = Beside { urgency: header.urgency, ..Beside::default() };
+    if !header.says_times {
+        return Ok((from_postcard(meta)?, beside));
+    }
+    if !M::HAS_TIMES {
+        beside.wants_times = true;
+        return Ok((from_postcard(meta)?, beside));
+    }
+    let (meta, times) = meta.split_at(meta.len() - TIMES_BYTES);
+    let us = |at: usize| u32::from_le_bytes(times[at..at + 4].try_into().expect("four bytes"));
+    beside.times = Some(NodeTimes { queue_us: us(0), device_us: us(4) });
+    Ok((from_postcard(meta)?, beside))
 }
 
 /// Cuts a byte stream into frames. Payloads land in aligned buffers of their own.
@@ -745,8 +800,8 @@ impl<M: Message> FrameReader<M> {
         if frame_crc(&fixed[..24], meta) != header.crc {
             return Err(FormatError::Checksum);
         }
-        let message: M = from_postcard(meta)?;
-        let FrameHeader { token, beside, .. } = header;
+        let (message, beside) = read_meta::<M>(&header, meta)?;
+        let token = header.token;
         self.head.clear();
         if header.is_again {
             if header.payload_len == 0 || header.payload_len != self.last.len() {
@@ -880,20 +935,49 @@ mod tests {
 
     #[test]
     fn a_request_says_its_class_where_that_was_agreed_on_and_a_normal_one_is_as_it_was() {
-        let frame = |urgency, version| encode_frame_with(7, &append(0), 0, Beside { urgency }.in_version(version));
+        let frame = |urgency, version| {
+            let beside = Beside { urgency, ..Beside::default() };
+            encode_frame_with(7, &append(0), 0, beside.in_version(version))
+        };
         let plain = encode_frame(7, &append(0), 0);
-        assert_eq!(
-            (frame(Urgency::Normal, URGENCY_SINCE), frame(Urgency::Care, URGENCY_SINCE - 1)),
-            (plain.clone(), plain)
-        );
+        assert_eq!(frame(Urgency::Normal, BESIDE_SINCE), plain);
+        assert_eq!(frame(Urgency::Care, BESIDE_SINCE - 1), plain);
         for (byte, urgency) in [(0, Urgency::Normal), (1, Urgency::Sparse), (2, Urgency::Care)] {
-            let bytes = frame(urgency, URGENCY_SINCE);
+            let bytes = frame(urgency, BESIDE_SINCE);
             assert_eq!(bytes[4..8], [1, 0, byte, 0]);
             let mut reader = FrameReader::<Request>::new();
             reader.on_bytes(&bytes);
-            assert_eq!(reader.pop().expect("a frame").beside, Beside { urgency });
+            assert_eq!(reader.pop().expect("a frame").beside.urgency, urgency);
         }
         assert_eq!(urgency_of(9), Urgency::Normal, "of a later release");
+    }
+
+    #[test]
+    fn an_answer_brings_times_where_its_request_asked_for_them() {
+        let asking = Beside::of(&append(0), Urgency::Sparse);
+        let bytes = encode_frame_with(7, &append(0), 0, asking);
+        assert_eq!(bytes[4..8], [1, 2, 1, 0]);
+        let mut reader = FrameReader::<Request>::new();
+        reader.on_bytes(&bytes);
+        assert_eq!(reader.pop().expect("a frame").beside, asking);
+        assert!(!Beside::of(&Request::Stat, Urgency::Normal).wants_times);
+
+        let reply = Reply::Appended { lsn: Lsn(9), journal_fill: 3 };
+        let times = Some(NodeTimes { queue_us: 258, device_us: 1 << 24 });
+        let told = encode_frame_with(7, &reply, 0, Beside { times, ..Beside::default() });
+        let plain = encode_frame(7, &reply, 0);
+        assert_eq!(told.len(), plain.len() + TIMES_BYTES);
+        assert_eq!((told[5], &told[plain.len()..]), (2, &[2, 1, 0, 0, 0, 0, 0, 1][..]));
+        let mut reader = FrameReader::<Reply>::new();
+        reader.on_bytes(&[told, plain].concat());
+        let frames: Vec<_> = std::iter::from_fn(|| reader.pop()).map(|f| (f.message, f.beside.times)).collect();
+        assert_eq!(frames, [(reply.clone(), times), (reply, None)]);
+
+        // Too short for what it says.
+        let mut pong = encode_frame(7, &Reply::Pong, 0);
+        pong[5] = 2;
+        reader.on_bytes(&pong);
+        assert_eq!(reader.error(), Some(FormatError::Field("times")));
     }
 
     proptest! {

@@ -23,6 +23,13 @@ const DEVICE_US_MIN: u32 = 2_000;
 /// A neighbour that has so many requests under way is one that others wait for.
 const BUSY_PERCENT: u64 = 400;
 
+/// Stages that are spent at nodes' devices, by the names that reads and writes have for them.
+const AT_DEVICES: &[&str] = &["node queue", "device", "leg queue", "leg device"];
+
+/// Those, and all others that are spent at nodes or on the way to them.
+const AT_NODES: &[&str] =
+    &["node queue", "device", "leg queue", "leg device", "network", "nodes", "second round", "earlier"];
+
 /// What is the matter, for programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -40,6 +47,7 @@ pub enum Cause {
     Device,
     Node,
     Devices,
+    Queue,
     Network,
     Grants,
     Host,
@@ -91,8 +99,13 @@ pub fn of(kind: &SlowKind, facts: Facts<'_>) -> Verdict {
     };
     let mut stages: Vec<&SlowStage> = kind.stages.iter().collect();
     stages.sort_by_key(|stage| std::cmp::Reverse(by(stage)));
+    let sum =
+        |of: &[&str]| stages.iter().filter(|stage| of.contains(&&*stage.stage)).map(|stage| by(stage)).sum::<u64>();
     match stages[..] {
         [first, ..] if by(first) >= MOST_PER_MILLE => of_stage(first, facts),
+        // A slow device is a queue before it, too.
+        [..] if sum(AT_DEVICES) >= MOST_PER_MILLE => of_devices(facts),
+        [..] if sum(AT_NODES) >= MOST_PER_MILLE => of_nodes(kind.p99_us, facts),
         [first, second, ..] => verdict(
             Cause::Several,
             format!(
@@ -146,7 +159,10 @@ fn of_stage(stage: &SlowStage, facts: Facts<'_>) -> Verdict {
             "the map of the volume does not fit into memory, and is read first; give it more: `holdfast config explain \
              memory.map_cache`",
         ),
-        "nodes" | "earlier" => of_nodes(stage, facts),
+        "device" | "leg device" => of_devices(facts),
+        "node queue" | "leg queue" => of_queues(stage.slow_us, facts),
+        "network" => of_network(facts),
+        "nodes" | "second round" | "earlier" => of_nodes(stage.slow_us, facts),
         "grant" => verdict(
             Cause::Grants,
             format!("nodes did not let this host answer in time{}", of_links(facts.nodes).unwrap_or_default()),
@@ -236,48 +252,95 @@ fn place_of(node: &NodeInfo, device: &DeviceInfo) -> String {
     format!("{}/{slot}", node.id)
 }
 
-fn of_nodes(stage: &SlowStage, facts: Facts<'_>) -> Verdict {
-    let p99_of = |device: &DeviceInfo| if facts.writes { device.write_p99_us } else { device.read_p99_us };
-    let all = || facts.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)));
-    let told_slow = all().find(|(_, device)| device.slow_s.is_some());
+/// What 99 of 100 operations of the kind took on a device.
+fn p99_of(device: &DeviceInfo, facts: Facts<'_>) -> Option<u32> {
+    if facts.writes { device.write_p99_us } else { device.read_p99_us }
+}
+
+fn all_devices<'a>(facts: Facts<'a>) -> impl Iterator<Item = (&'a NodeInfo, &'a DeviceInfo)> {
+    facts.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)))
+}
+
+fn middle_of(facts: Facts<'_>, is_of: impl Fn(&DeviceInfo) -> bool) -> u32 {
+    let of = all_devices(facts).filter(|(_, device)| is_of(device));
+    let mut times: Vec<u32> = of.filter_map(|(_, device)| p99_of(device, facts)).collect();
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+}
+
+/// The device that stands out, or was found slow.
+fn of_slow_device(facts: Facts<'_>) -> Option<Verdict> {
     // Disks are compared with disks, flash with flash.
-    let middle_of = |is_of: &dyn Fn(&DeviceInfo) -> bool| {
-        let mut times: Vec<u32> =
-            all().filter(|(_, device)| is_of(device)).filter_map(|(_, device)| p99_of(device)).collect();
-        times.sort_unstable();
-        times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
-    };
-    let outliers = all().filter_map(|(node, device)| {
-        let (us, middle) = (p99_of(device)?, middle_of(&|other| other.class == device.class));
+    let outliers = all_devices(facts).filter_map(|(node, device)| {
+        let (us, middle) = (p99_of(device, facts)?, middle_of(facts, |other| other.class == device.class));
         let stands_out = us >= DEVICE_US_MIN && us >= middle.saturating_mul(DEVICE_TIMES);
         stands_out.then_some((us, middle, node, device))
     });
     if let Some((us, middle, node, device)) = outliers.max_by_key(|(us, ..)| *us) {
-        return of_device(node, device, Some((us, middle)));
+        return Some(of_device(node, device, Some((us, middle))));
     }
-    let middle = middle_of(&|_| true);
-    if let Some((node, device)) = told_slow {
-        return of_device(node, device, None);
+    let told_slow = all_devices(facts).find(|(_, device)| device.slow_s.is_some());
+    told_slow.map(|(node, device)| of_device(node, device, None))
+}
+
+fn of_all_devices(facts: Facts<'_>) -> Verdict {
+    let text = format!(
+        "all devices are slow alike: 99 of 100 operations take up to {}; more devices, or faster ones, bear more",
+        ms(middle_of(facts, |_| true).into())
+    );
+    verdict(Cause::Devices, text)
+}
+
+/// Nodes tell that their devices took it.
+fn of_devices(facts: Facts<'_>) -> Verdict {
+    of_slow_device(facts).unwrap_or_else(|| of_all_devices(facts))
+}
+
+/// Nodes tell that it waited there for others.
+fn of_queues(stage_us: u64, facts: Facts<'_>) -> Verdict {
+    if let Some(found) = of_slow_device(facts) {
+        return found;
+    }
+    if let Some(other) = busiest(facts) {
+        return of_neighbour(other, "at nodes it waits behind");
+    }
+    let text = format!(
+        "requests wait {} at nodes for others that ask the same devices, of this host or another; more devices bear more, \
+         and `holdfast top` shows who asks",
+        ms(stage_us)
+    );
+    verdict(Cause::Queue, text)
+}
+
+/// Nodes tell that neither they nor their devices took it.
+fn of_network(facts: Facts<'_>) -> Verdict {
+    if let Some(words) = of_links(facts.nodes) {
+        return verdict(Cause::Node, format!("requests waited for a node{words}"));
+    }
+    let text = format!(
+        "the way to nodes and back is slow, or processors at its ends are busy: devices take {} at most; `holdfast node list` \
+         shows what each does",
+        ms(all_devices(facts).filter_map(|(_, device)| p99_of(device, facts)).max().unwrap_or(0).into())
+    );
+    verdict(Cause::Network, text)
+}
+
+/// Nodes don't tell, or not all of it.
+fn of_nodes(stage_us: u64, facts: Facts<'_>) -> Verdict {
+    if let Some(found) = of_slow_device(facts) {
+        return found;
     }
     if let Some(words) = of_links(facts.nodes) {
         return verdict(Cause::Node, format!("requests waited for a node{words}"));
     }
-    if u64::from(middle) * 2 >= stage.slow_us && middle >= DEVICE_US_MIN {
-        let text = format!(
-            "all devices are slow alike: 99 of 100 operations take up to {}; more devices, or faster ones, bear more",
-            ms(middle.into())
-        );
-        return verdict(Cause::Devices, text);
+    let middle = middle_of(facts, |_| true);
+    if u64::from(middle) * 2 >= stage_us && middle >= DEVICE_US_MIN {
+        return of_all_devices(facts);
     }
-    if let Some(other) = busiest(facts) {
-        return of_neighbour(other, "nodes and their processors are busy with");
+    match busiest(facts) {
+        Some(other) => of_neighbour(other, "nodes and their processors are busy with"),
+        None => of_network(facts),
     }
-    let text = format!(
-        "requests wait for nodes, whose devices take {} at most: the way to them is slow, or their processors are busy; \
-         `holdfast node list` shows what each does",
-        ms(all().filter_map(|(_, device)| p99_of(device)).max().unwrap_or(0).into())
-    );
-    verdict(Cause::Network, text)
 }
 
 fn of_device(node: &NodeInfo, device: &DeviceInfo, times: Option<(u32, u32)>) -> Verdict {
@@ -386,6 +449,32 @@ mod tests {
         all = (1..4).map(|id| node(id, "up", [7_000, 8_000])).collect();
         assert_eq!(said(&slow, |case| case.nodes.clone_from(&all)).cause, Cause::Devices);
         assert_eq!(said(&slow, |_| {}).cause, Cause::Network);
+    }
+
+    #[test]
+    fn a_slow_way_is_told_from_a_slow_device_and_from_a_long_queue() {
+        let slow = |stages: &[(&str, u64, u64)]| kind(400, 30_000, stages);
+        let mut one_slow = nodes();
+        one_slow[2] = node(3, "up", [350, 27_600]);
+        let at =
+            |stages: &[(&str, u64, u64)], nodes: &[NodeInfo]| said(&slow(stages), |case| case.nodes = nodes.to_vec());
+        // Some device is slow as well, but requests did not wait for it.
+        let way = [("network", 200, 29_000), ("device", 100, 300), ("node queue", 10, 20)];
+        let found = at(&way, &one_slow);
+        assert!(found.cause == Cause::Network && found.text.contains("the way to nodes"), "{found:?}");
+        let device = [("network", 200, 300), ("device", 100, 20_000), ("node queue", 10, 9_000)];
+        assert_eq!(at(&device, &one_slow).cause, Cause::Device);
+        assert_eq!(at(&device, &nodes()).cause, Cause::Devices);
+        let queue = [("network", 200, 300), ("device", 100, 400), ("leg queue", 10, 29_000)];
+        let found = at(&queue, &nodes());
+        assert!(found.cause == Cause::Queue && found.text.contains("wait 29.00 ms at nodes"), "{found:?}");
+        // Two halves of one device, and what nobody can tell apart.
+        let halves = [("device", 0, 12_000), ("node queue", 0, 12_000), ("map", 0, 6_000)];
+        assert_eq!(at(&halves, &one_slow).cause, Cause::Device);
+        let mixed = [("device", 0, 9_000), ("network", 0, 9_000), ("second round", 0, 9_000), ("map", 0, 3_000)];
+        assert_eq!(at(&mixed, &one_slow).cause, Cause::Device);
+        let away = [node(1, "up", [300, 310]), node(2, "silent", [290, 400])];
+        assert_eq!(at(&way, &away).cause, Cause::Node);
     }
 
     #[test]

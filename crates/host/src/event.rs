@@ -18,7 +18,7 @@ use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::{DeviceStat, Reply, Request};
+use holdfast_format::wire::{DeviceStat, NodeTimes, Reply, Request};
 use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Task, Why, Worked};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -54,6 +54,7 @@ pub enum Event {
         node: NodeId,
         call: Call,
         reply: Reply,
+        times: Option<NodeTimes>,
         payload: Buf,
     },
     Meta {

@@ -172,8 +172,8 @@ impl Host {
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         let now = self.pass_to(now);
         match event {
-            Event::Node { node, call, reply, payload } => {
-                self.drive(now, call.volume, VolumeEvent::Node { node, token: call.token, reply, payload }, out);
+            Event::Node { node, call: Call { volume, token }, reply, times, payload } => {
+                self.drive(now, volume, VolumeEvent::Node { node, token, reply, times, payload }, out);
             }
             Event::Request { session, request } => self.on_request(now, session, request, out),
             Event::Meta { call, reply } => {

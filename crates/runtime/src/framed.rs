@@ -15,7 +15,7 @@ use holdfast_base::buf::total_len;
 use holdfast_base::stream::Inbound;
 use holdfast_base::{Buf, BufMut};
 use holdfast_format::FormatError;
-use holdfast_format::wire::{Frame, FrameReader, Message, encode_frame};
+use holdfast_format::wire::{Beside, Frame, FrameReader, Message, encode_frame_with};
 
 /// Bytes that are sealed on the stack, and copied next to what else is sent: requests, and answers without payload.
 const SMALL_BYTES_MAX: usize = 1024;
@@ -183,7 +183,12 @@ impl<M: Message> Framed<M> {
 
     /// Sends a message with its payload.
     pub fn send<S: Message>(&mut self, token: u64, message: &S, payload: Vec<Buf>, io: &mut Io) {
-        self.send_frame(encode_frame(token, message, total_len(&payload)), payload, io);
+        self.send_with(token, message, payload, Beside::default(), io);
+    }
+
+    /// The same, of a frame that says more.
+    pub fn send_with<S: Message>(&mut self, token: u64, message: &S, payload: Vec<Buf>, beside: Beside, io: &mut Io) {
+        self.send_frame(encode_frame_with(token, message, total_len(&payload), beside), payload, io);
     }
 
     /// Sends a frame that is encoded already, and the payload that it tells of.

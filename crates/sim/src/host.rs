@@ -225,7 +225,7 @@ impl<M: Machine> World<M> {
         let node = conn.node;
         match message.body {
             Body::End => self.drop_connection(stream.conn),
-            Body::Reply(Reply::Hello { version, boot, devices, .. }) => {
+            Body::Reply(Reply::Hello { version, boot, devices, .. }, _) => {
                 conn.greeted[stream.lane] = true;
                 conn.version = conn.version.min(version);
                 if conn.greeted == [true; 2] {
@@ -233,12 +233,12 @@ impl<M: Machine> World<M> {
                     self.node_is_up(index, node, (boot, version, devices));
                 }
             }
-            Body::Reply(reply) => {
+            Body::Reply(reply, times) => {
                 let (machine, token) =
                     conn.waiting.remove(&message.token).expect("an answer to a request of this stream");
                 let at = MachineAt { host: index, machine };
                 let node = NodeId(node as u32 + 1);
-                self.machine_handles(at, Event::Node { node, token, reply, payload: message.payload });
+                self.machine_handles(at, Event::Node { node, token, reply, times, payload: message.payload });
             }
             Body::Request(..) => unreachable!("requests go to nodes"),
         }
@@ -301,7 +301,7 @@ impl<M: Machine> World<M> {
                 self.net.conn_mut(conn).expect("current").waiting.insert(wire, (at.machine, token));
                 let payload = holdfast_base::buf::concat(&payload);
                 let stream = Stream { conn, lane: lane_index(lane), toward: Toward::Node };
-                let beside = Beside { urgency }.in_version(version);
+                let beside = Beside::of(&request, urgency).in_version(version);
                 self.send(stream, Message { token: wire, body: Body::Request(request, beside), payload });
             }
             Effect::Took { .. } => {}

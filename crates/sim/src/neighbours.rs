@@ -14,8 +14,8 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Limits, Lists, OpenSpec, Order,
-    PackingShare, Room, Sibling, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Kind, Limits, Lists, OpenSpec, Order,
+    PackingShare, Report, Room, Sibling, Source,
 };
 use holdfast_qos::Share;
 use holdfast_store as store;
@@ -241,7 +241,20 @@ impl Neighbours {
             self.pass(Duration::from_millis(10));
         }
         self.go(guest);
-        self.pass(Duration::from_secs(1));
+        // Then nothing of it counts any more.
+        self.pass(Duration::from_secs(3));
+    }
+
+    /// Where requests of a volume spent their time of late.
+    pub fn stages(&self, volume: usize, kind: Kind) -> Report {
+        let took =
+            self.host(self.homes[volume].reactor).took(self.world.now(), &name_of(volume)).expect("it is served");
+        let [reads, writes] = took;
+        match kind {
+            Kind::Read => reads,
+            Kind::Write => writes,
+        }
+        .expect("there were some")
     }
 
     /// From here on what nodes answer is counted.

@@ -7,7 +7,7 @@
 //! Faults: delay, slow links, one-way and two-way partitions, resets with lost data, old connections' data read late.
 
 use holdfast_base::{Buf, Instant, Prng};
-use holdfast_format::wire::{Beside, Reply, Request};
+use holdfast_format::wire::{Beside, NodeTimes, Reply, Request};
 use holdfast_volume::Lane;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub enum Toward {
 #[derive(Clone, Debug)]
 pub enum Body {
     Request(Request, Beside),
-    Reply(Reply),
+    Reply(Reply, Option<NodeTimes>),
     /// The end of the stream: closed or reset by the other side.
     End,
 }

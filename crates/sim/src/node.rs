@@ -296,7 +296,7 @@ impl<M: Machine> World<M> {
             Input::PeerAnswered { reactor, token, answer } => (reactor, store::Event::PeerAnswered { token, answer }),
             Input::Asked { ask, request } => {
                 let peer = store::PeerId::here(ASK_PEERS + ask);
-                let beside = Beside { urgency: Urgency::Care };
+                let beside = Beside { urgency: Urgency::Care, ..Beside::default() };
                 self.note_request(index, (peer, 0), &request, beside.urgency, &[]);
                 (0, store::Event::Request { peer, token: 0, beside, request, payload: Buf::empty() })
             }
@@ -311,7 +311,7 @@ impl<M: Machine> World<M> {
                 let peer = peer_of(stream);
                 (self.nodes[index].reactor_of_peer(peer), store::Event::PeerGone { peer })
             }
-            Input::Message(_, Message { body: Body::Reply(_), .. }) => unreachable!("replies go to hosts"),
+            Input::Message(_, Message { body: Body::Reply(..), .. }) => unreachable!("replies go to hosts"),
         };
         self.node_handles(index, reactor, event);
     }
@@ -376,7 +376,7 @@ impl<M: Machine> World<M> {
 
     fn node_effect(&mut self, index: usize, reactor: usize, effect: store::Effect) {
         match effect {
-            store::Effect::Reply { peer, token, reply, payload } if peer.conn == PROBE => {
+            store::Effect::Reply { peer, token, reply, payload, .. } if peer.conn == PROBE => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.outputs.push_back(Output::Probed { node: index, token, reply, payload });
             }
@@ -387,10 +387,10 @@ impl<M: Machine> World<M> {
             }
             store::Effect::Tell { reactor: to, message } => self.node_tells(index, reactor, usize::from(to), message),
             store::Effect::Ask { node, token, request, .. } => self.node_asks(index, reactor, node, token, request),
-            store::Effect::Reply { peer, token, reply, payload } => {
+            store::Effect::Reply { peer, token, reply, times, payload } => {
                 let payload = holdfast_base::buf::concat(&payload);
                 self.witness_reply(index, (peer, token), &reply, &payload);
-                self.send(stream_to(peer), Message { token, body: Body::Reply(reply), payload });
+                self.send(stream_to(peer), Message { token, body: Body::Reply(reply, times), payload });
             }
             store::Effect::Read { slot, offset, len, token } => {
                 self.submit_disk(index, slot, DiskOp::Read { offset, len }, token);

@@ -57,14 +57,4 @@ impl Service {
     pub fn of(&self, volume: VolumeId, urgency: Urgency) -> Passed {
         self.passed.get(&(volume, urgency)).copied().unwrap_or_default()
     }
-
-    /// Of a volume, whatever its class.
-    pub fn of_volume(&self, volume: VolumeId) -> Passed {
-        let all = self.passed.iter().filter(|((of, _), _)| *of == volume).map(|(_, passed)| *passed);
-        all.fold(Passed::default(), |a, b| Passed {
-            reads: a.reads + b.reads,
-            by: a.by + b.by,
-            by_most: a.by_most.max(b.by_most),
-        })
-    }
 }

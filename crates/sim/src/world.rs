@@ -477,7 +477,7 @@ fn describe(host: usize, node: usize, stream: Stream, message: &Message) -> Stri
     let arrow = if stream.toward == Toward::Node { "->" } else { "<-" };
     let mut body = match &message.body {
         Body::Request(request, _) => format!("{request:?}"),
-        Body::Reply(reply) => format!("{reply:?}"),
+        Body::Reply(reply, _) => format!("{reply:?}"),
         Body::End => "end of stream".to_string(),
     };
     if let Some((cut, _)) = body.char_indices().nth(260) {

@@ -1,5 +1,6 @@
 //! Stages of a request, and how long it was in each.
 
+use crate::recorder::Kind;
 use holdfast_base::Instant;
 use std::time::Duration;
 
@@ -15,6 +16,15 @@ macro_rules! stages {
 
             pub fn name(self) -> &'static str {
                 match self { $(Stage::$stage => $name,)* }
+            }
+
+            /// As requests of that kind call it: a write's nodes are legs of the log.
+            pub fn name_in(self, kind: Kind) -> &'static str {
+                match (self, kind) {
+                    (Stage::Queue, Kind::Write) => "leg queue",
+                    (Stage::Device, Kind::Write) => "leg device",
+                    _ => self.name(),
+                }
             }
 
             /// What a request does there, or waits for.
@@ -33,7 +43,11 @@ stages! {
     Held "held" "the log, the journals or the grid have no room",
     Blocks "blocks" "the rest of a block that is written in part",
     Map "map" "a leaf of the map that is not in memory",
-    Nodes "nodes" "nodes read, or write to their journals",
+    Nodes "nodes" "nodes write segments, or do not tell where they spend time",
+    SecondRound "second round" "other nodes are asked, as the first did not answer well or in time",
+    Queue "node queue" "its turn at a node, behind others that ask the same device",
+    Device "device" "the device of a node",
+    Network "network" "the way to a node and back, and what processes at both ends have else to do",
     Earlier "earlier" "what was written before it is not durable yet",
     Grant "grant" "nodes let this host answer reads again",
     Rest "rest" "everything else: a volume that opens, a group of snapshots, the way back",
@@ -86,6 +100,19 @@ impl Trail {
         }
     }
 
+    /// Since the last mark a node had it, which tells what it waited there and what the device took; the rest was the way.
+    pub fn mark_node(&mut self, now: Instant, told: Option<(Duration, Duration)>) {
+        let Some((queue, device)) = told else { return self.mark(now, Stage::Nodes) };
+        // It may have joined what was asked for others before, and waited for less than that took.
+        let span = now.max(self.since).since(self.since);
+        let device = device.min(span);
+        let queue = queue.min(span - device);
+        self.spans.add(Stage::Device, device);
+        self.spans.add(Stage::Queue, queue);
+        self.since = self.since + device + queue;
+        self.mark(now, Stage::Network);
+    }
+
     pub fn spans(&self) -> &Spans {
         &self.spans
     }
@@ -94,6 +121,21 @@ impl Trail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_node_tells_is_split_off_and_no_more_than_there_was() {
+        let (at, us) = (|us: u64| Instant(us * 1000), Duration::from_micros);
+        let split = |told| {
+            let mut trail = Trail::new(at(100));
+            trail.mark_node(at(1_100), told);
+            assert_eq!(trail.spans().total_us(), 1_000);
+            [Stage::Queue, Stage::Device, Stage::Network, Stage::Nodes].map(|stage| trail.spans().us(stage))
+        };
+        assert_eq!(split(Some((us(200), us(500)))), [200, 500, 300, 0]);
+        assert_eq!(split(Some((us(700), us(800)))), [200, 800, 0, 0]);
+        assert_eq!(split(Some((us(1), us(9_000)))), [0, 1_000, 0, 0]);
+        assert_eq!(split(None), [0, 0, 0, 1_000]);
+    }
 
     #[test]
     fn stages_add_up_to_what_a_request_took() {

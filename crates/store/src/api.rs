@@ -5,7 +5,7 @@ use crate::siblings::Message;
 use holdfast_base::{Buf, DeviceId, GridId, InstanceId, LedgerId, Lsn, MediaClass, NodeId, ShardId, VolumeId};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::versions::Versions;
-use holdfast_format::wire::{Beside, Reply, Request, WIRE};
+use holdfast_format::wire::{Beside, NodeTimes, Reply, Request, WIRE};
 use std::fmt;
 use std::time::Duration;
 
@@ -204,6 +204,8 @@ pub enum Effect {
         peer: PeerId,
         token: u64,
         reply: Reply,
+        /// Where that was asked for, and a device had a part in it.
+        times: Option<NodeTimes>,
         payload: Vec<Buf>,
     },
     /// For the machine on another of the node's reactors: [`Event::Told`] there, after what it was told before.

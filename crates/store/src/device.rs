@@ -22,6 +22,7 @@ use holdfast_format::disk::SUPERBLOCK_BYTES;
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{DeviceHealth, DeviceStat, DeviceTrouble, Outage, Refusal, Request};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 enum State {
     Opening(Box<Opening>),
@@ -88,6 +89,7 @@ pub(crate) enum Completed {
         ticket: Token,
         part: u8,
         result: Result<Buf, DiskError>,
+        took: Duration,
     },
     CachedWrite {
         ticket: Token,
@@ -96,7 +98,8 @@ pub(crate) enum Completed {
 }
 
 fn ctx<'a>(slot: DeviceSlot, id: Option<DeviceId>, queue: &'a mut DeviceQueue, s: &'a mut Surroundings<'_>) -> Ctx<'a> {
-    Ctx { now: s.now, slot, device: id.unwrap_or_default(), config: s.config, queue, out: s.out, fresh: s.fresh }
+    let (now, device, took) = (s.now, id.unwrap_or_default(), Duration::ZERO);
+    Ctx { now, slot, device, config: s.config, queue, out: s.out, fresh: s.fresh, took }
 }
 
 impl Device {
@@ -235,9 +238,12 @@ impl Device {
         let went_at = went_at.expect("what is done has gone");
         self.meter.on_done(around.now, kind, went_at, result.is_err());
         let mut ctx = ctx(self.slot, self.id, &mut self.queue, around);
+        ctx.took = ctx.now.since(went_at);
         let outcome = match (&mut self.state, io) {
             (State::Out(_), _) => unreachable!("seen above"),
-            (_, Io::CachedRead { ticket, part, .. }) => return Completed::CachedRead { ticket, part, result },
+            (_, Io::CachedRead { ticket, part, .. }) => {
+                return Completed::CachedRead { ticket, part, result, took: ctx.took };
+            }
             (_, Io::CachedWrite { ticket }) => return Completed::CachedWrite { ticket, result },
             (State::Opening(opening), Io::Opening { step }) => opening.on_disk(&mut ctx, step, result),
             (State::Opening(_), io) => unreachable!("an opening device does nothing else: {io:?}"),

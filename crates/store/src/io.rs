@@ -8,7 +8,8 @@ use crate::meter::Kind;
 use crate::shards::{HeaderRead, ShardRead};
 use crate::siblings::Message;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, ShardId, Token};
-use holdfast_format::wire::{Refusal, Reply};
+use holdfast_format::wire::{NodeTimes, Refusal, Reply};
+use std::time::Duration;
 
 /// Disk operations of one device under way: some thousand requests of the shell's connections, and the node's own.
 pub(crate) const IO_MAX: usize = 16 * 1024;
@@ -31,16 +32,31 @@ pub(crate) struct Client {
     pub peer: PeerId,
     pub token: u64,
     pub whose: Whose,
+    /// When it asked, if it wants to be told what came after that took.
+    pub asked_at: Option<Instant>,
 }
 
 impl Client {
-    /// Answers; by way of the reactor whose connection it is.
+    /// Answers without times.
     pub fn reply(self, reply: Reply, payload: Vec<Buf>, out: &mut Effects<Effect>) {
+        self.reply_with(reply, None, payload, out);
+    }
+
+    /// Its times, if it wants them and a device took so long just now.
+    pub fn times(self, now: Instant, device: Duration) -> Option<NodeTimes> {
+        let took = now.since(self.asked_at?);
+        let us = |span: Duration| u32::try_from(span.as_micros()).unwrap_or(u32::MAX);
+        let device = device.min(took);
+        Some(NodeTimes { queue_us: us(took - device), device_us: us(device) })
+    }
+
+    /// Answers; by way of the reactor whose connection it is.
+    pub fn reply_with(self, reply: Reply, times: Option<NodeTimes>, payload: Vec<Buf>, out: &mut Effects<Effect>) {
         let Client { peer, token, .. } = self;
         out.push(match peer.sibling {
-            None => Effect::Reply { peer, token, reply, payload },
+            None => Effect::Reply { peer, token, reply, times, payload },
             Some(reactor) => {
-                let message = Message::Reply { conn: peer.conn, token, reply: Box::new(reply), payload };
+                let message = Message::Reply { conn: peer.conn, token, reply: Box::new(reply), times, payload };
                 Effect::Tell { reactor, message }
             }
         });
@@ -162,6 +178,8 @@ pub(crate) struct Ctx<'a> {
     pub out: &'a mut Effects<Effect>,
     /// What was read for the node's read cache.
     pub fresh: &'a mut Vec<Fresh>,
+    /// What the operation took that is done now.
+    pub took: Duration,
 }
 
 impl Ctx<'_> {
@@ -191,7 +209,7 @@ impl Ctx<'_> {
     }
 
     pub fn reply_with(&mut self, client: Client, reply: Reply, payload: Vec<Buf>) {
-        client.reply(reply, payload, self.out);
+        client.reply_with(reply, client.times(self.now, self.took), payload, self.out);
     }
 
     pub fn refuse(&mut self, client: Client, refusal: Refusal) {

@@ -62,7 +62,13 @@ impl Node {
         match event {
             Event::Request { peer, token, beside, request, payload } => {
                 let whose = Whose { host: self.hosts.on_request(now, peer), urgency: beside.urgency };
-                self.on_request(now, Client { peer, token, whose }, request, payload, out);
+                self.on_request(
+                    now,
+                    Client { peer, token, whose, asked_at: beside.wants_times.then_some(now) },
+                    request,
+                    payload,
+                    out,
+                );
             }
             Event::Disk { token, result } => self.on_disk(now, token, result, out),
             Event::Told { reactor, message } => self.on_told(now, reactor, message, out),
@@ -300,7 +306,9 @@ impl Node {
                 self.slots.push((id, slot));
                 self.siblings.on_changed();
             }
-            Completed::CachedRead { ticket, part, result } => self.on_cached_read(now, (ticket, part), result, out),
+            Completed::CachedRead { ticket, part, result, took } => {
+                self.on_cached_read(now, (ticket, part), (result, took), out);
+            }
             Completed::CachedWrite { ticket, result } => self.on_cached_write(now, ticket, result, out),
         }
         if self.devices.get(&slot).is_some_and(|device| device.standing() != before) {

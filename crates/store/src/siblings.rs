@@ -17,7 +17,7 @@ use crate::io::Client;
 use crate::line::Whose;
 use crate::node::Node;
 use holdfast_base::{Buf, DeviceId, Effects, Instant, Slab, Token};
-use holdfast_format::wire::{Refusal, Reply, Request};
+use holdfast_format::wire::{NodeTimes, Refusal, Reply, Request};
 use std::collections::BTreeSet;
 
 const PASSED_ON_MAX: usize = 4096;
@@ -33,6 +33,7 @@ pub enum Message {
         conn: u64,
         token: u64,
         whose: Whose,
+        asked_at: Option<Instant>,
         request: Box<Request>,
         payload: Buf,
     },
@@ -40,6 +41,7 @@ pub enum Message {
         conn: u64,
         token: u64,
         reply: Box<Reply>,
+        times: Option<NodeTimes>,
         payload: Vec<Buf>,
     },
     /// Such a connection is closed.
@@ -162,7 +164,7 @@ impl Node {
         payload: Buf,
         out: &mut Effects<Effect>,
     ) {
-        let Client { peer, token, whose } = client;
+        let Client { peer, token, whose, asked_at } = client;
         // What a sibling has passed on was here a moment ago, and goes no further.
         if peer.sibling.is_some() || self.siblings.unanswered == PASSED_ON_MAX {
             return client.reply(Reply::Refused(Refusal::Busy), Vec::new(), out);
@@ -170,7 +172,8 @@ impl Node {
         self.siblings.unanswered += 1;
         self.siblings.passed_on += 1;
         self.siblings.known_to.insert((peer.conn, reactor));
-        let message = Message::Request { conn: peer.conn, token, whose, request: Box::new(request), payload };
+        let request = Box::new(request);
+        let message = Message::Request { conn: peer.conn, token, whose, asked_at, request, payload };
         out.push(Effect::Tell { reactor, message });
     }
 
@@ -232,13 +235,14 @@ impl Node {
         let peer_of = |conn| PeerId { conn, sibling: Some(reactor) };
         match message {
             Message::Devices(devices) => self.on_held_elsewhere(now, reactor, devices, out),
-            Message::Request { conn, token, whose, request, payload } => {
-                self.on_request(now, Client { peer: peer_of(conn), token, whose }, *request, payload, out);
+            Message::Request { conn, token, whose, asked_at, request, payload } => {
+                let client = Client { peer: peer_of(conn), token, whose, asked_at };
+                self.on_request(now, client, *request, payload, out);
             }
             Message::Gone { conn } => self.give_up_rebuilds_of(peer_of(conn), out),
-            Message::Reply { conn, token, reply, payload } => {
+            Message::Reply { conn, token, reply, times, payload } => {
                 self.siblings.unanswered -= 1;
-                Client { peer: PeerId::here(conn), token, whose: Whose::default() }.reply(*reply, payload, out);
+                out.push(Effect::Reply { peer: PeerId::here(conn), token, reply: *reply, times, payload });
             }
             Message::Question { question, request } => {
                 let reply = Box::new(self.own_answer(now, None, &request, out));

@@ -17,7 +17,7 @@ use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, SegmentRanges};
 use holdfast_format::talk::Talk;
 use holdfast_format::tier::Tiers;
-use holdfast_format::wire::{DeviceStat, Reply, Request};
+use holdfast_format::wire::{DeviceStat, NodeTimes, Reply, Request};
 use holdfast_stages::Spans;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -230,6 +230,8 @@ pub enum Event {
         node: NodeId,
         token: u64,
         reply: Reply,
+        /// What the node's part took, as far as it tells.
+        times: Option<NodeTimes>,
         payload: Buf,
     },
     Meta {

@@ -3,16 +3,49 @@
 //! Role: the controller keeps it up, and lends it to the parts whose methods it calls. Parts change nothing of it.
 
 use crate::api::Config;
+use crate::controller::Controller;
+use crate::peers::Call;
 use crate::turn::PAUSE;
-use holdfast_base::{Epoch, Instant, SegmentId, VolumeId};
+use holdfast_base::{Epoch, Instant, NodeId, SegmentId, Token, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
+use holdfast_format::wire::NodeTimes;
+use holdfast_stages::{Stage, Trail};
+use std::time::Duration;
+
+/// What a node has answered, and what it tells of its part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) asked_at: Instant,
+    pub(crate) times: Option<NodeTimes>,
+}
+
+impl Answer {
+    /// Ends what a request spent at nodes at this instant, by the answer that came last.
+    pub(crate) fn mark(answer: Option<Answer>, now: Instant, trail: &mut Trail) {
+        let Some(Answer { asked_at, times }) = answer else { return trail.mark(now, Stage::Nodes) };
+        let us = |us: u32| Duration::from_micros(us.into());
+        trail.mark(asked_at, Stage::SecondRound);
+        trail.mark_node(now, times.map(|times| (us(times.queue_us), us(times.device_us))));
+    }
+}
+
+impl Controller {
+    /// What a node answers, unless nobody waits for that any more.
+    pub(crate) fn take_call(&mut self, node: NodeId, token: Token, times: Option<NodeTimes>) -> Option<Call> {
+        let call = self.peers.on_answer(self.basis.now, node, token)?;
+        self.basis.answer = Some(Answer { asked_at: call.sent_at, times });
+        Some(call)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Basis {
     pub(crate) config: Config,
     pub(crate) now: Instant,
+    /// The answer that is heard now, if one is.
+    pub(crate) answer: Option<Answer>,
     /// When the volume was first served.
     pub(crate) opened_at: Instant,
     root: Option<Root>,
@@ -20,7 +53,7 @@ pub(crate) struct Basis {
 
 impl Basis {
     pub(crate) fn new(config: Config) -> Basis {
-        Basis { config, now: Instant::ZERO, opened_at: Instant::ZERO, root: None }
+        Basis { config, now: Instant::ZERO, answer: None, opened_at: Instant::ZERO, root: None }
     }
 
     /// The root record, which was read.

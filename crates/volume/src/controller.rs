@@ -200,7 +200,7 @@ impl Controller {
     /// Handles one event to completion; everything wanted of the world is in `out` afterwards.
     pub fn handle(&mut self, now: Instant, event: Event, out: Out) {
         self.basis.now = self.basis.now.max(now);
-        self.turn = Turn::default();
+        (self.turn, self.basis.answer) = (Turn::default(), None);
         // Of the last two that is known when they are seen.
         if !matches!(event, Event::Tick | Event::Node { .. } | Event::Devices { .. }) {
             self.rest.stir(self.basis.now);
@@ -213,7 +213,11 @@ impl Controller {
             Event::Request { target, request, urgency } => self.on_request(target, request, urgency, out),
             Event::NodeUp { node, version, devices, .. } => self.on_node_up(node, version, devices, out),
             Event::NodeDown { node } => self.on_node_down(node, out),
-            Event::Node { node, token, reply, payload } => self.on_answer(node, Token(token), reply, payload, out),
+            Event::Node { node, token, reply, times, payload } => {
+                if let Some(call) = self.take_call(node, Token(token), times) {
+                    self.on_answer(call, reply, payload, out);
+                }
+            }
             Event::Meta { token, reply } => self.on_meta(token, reply, out),
             Event::Resize { size_bytes } => self.on_resize(size_bytes),
             Event::LocalNodes { nodes } => self.peers.set_local(nodes),
@@ -1127,9 +1131,8 @@ impl Controller {
         }
     }
 
-    fn on_answer(&mut self, node: NodeId, token: Token, reply: Reply, payload: Buf, out: Out) {
-        let Some(call) = self.peers.on_answer(self.basis.now, node, token) else { return };
-        if self.peers.reconsider(&self.basis, node, out) {
+    fn on_answer(&mut self, call: Call, reply: Reply, payload: Buf, out: Out) {
+        if self.peers.reconsider(&self.basis, call.node, out) {
             self.on_legs_changed(out);
             self.retry_stalled_fetches(out);
         }

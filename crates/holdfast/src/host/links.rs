@@ -30,8 +30,8 @@ use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, DeviceId, GridId, InstanceId, Instant, NodeId, Slab, Token};
 use holdfast_format::drive::DriveReport;
 use holdfast_format::wire::{
-    Beside, DeviceHealth, DeviceStat, DeviceTrouble, Frame, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request, WIRE,
-    encode_frame, encode_frame_again, encode_frame_with,
+    Beside, DeviceHealth, DeviceStat, DeviceTrouble, Frame, NodeTimes, PAYLOAD_AGAIN_SINCE, Refusal, Reply, Request,
+    WIRE, encode_frame, encode_frame_again, encode_frame_with,
 };
 use holdfast_runtime::framed::{Framed, REVOKED, Secured};
 use holdfast_runtime::pki::Role;
@@ -98,6 +98,7 @@ pub enum LinkEvent {
         volume: Token,
         token: u64,
         reply: Reply,
+        times: Option<NodeTimes>,
         payload: Buf,
     },
     /// Answer to a call of the control plane; `None` where the connection went first.
@@ -417,6 +418,7 @@ impl Links {
                     volume,
                     token,
                     reply: frame.message,
+                    times: frame.beside.times,
                     payload: frame.payload,
                 });
             }

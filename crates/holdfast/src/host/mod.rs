@@ -162,7 +162,8 @@ impl Shell {
         match effect {
             Effect::Send { node, lane, call, request, urgency, payload } => {
                 let owner = Owner::Volume { volume: call.volume, token: call.token };
-                self.links.send(node, lane, owner, (&request, Beside { urgency }), payload, io);
+                let beside = Beside::of(&request, urgency);
+                self.links.send(node, lane, owner, (&request, beside), payload, io);
             }
             Effect::Reply { to, reply } => self.on_client_reply(to, reply, io),
             Effect::Meta { call, request } => {
@@ -235,8 +236,8 @@ impl Shell {
 
     fn on_link_event(&mut self, now: Instant, event: LinkEvent) {
         let event = match event {
-            LinkEvent::Answer { node, volume, token, reply, payload } => {
-                HostEvent::Node { node, call: Call { volume, token }, reply, payload }
+            LinkEvent::Answer { node, volume, token, reply, times, payload } => {
+                HostEvent::Node { node, call: Call { volume, token }, reply, times, payload }
             }
             LinkEvent::Up(VolumeEvent::NodeUp { node, boot, version, devices }) => {
                 self.tell_nodes_away(now);

@@ -3,7 +3,7 @@
 use super::Shell;
 use holdfast_api::{Neighbour, SlowInfo, SlowKind, SlowRequest, SlowStage};
 use holdfast_base::Instant;
-use holdfast_host::{Report, Spans, Stage, Waits};
+use holdfast_host::{Kind, Report, Spans, Stage, Waits};
 use std::time::Duration;
 
 /// Others that are told of.
@@ -13,14 +13,14 @@ pub(super) fn us(span: Duration) -> u64 {
     span.as_micros() as u64
 }
 
-fn by_stage(spans: &Spans) -> impl Iterator<Item = (String, u64)> {
-    let stages = Stage::ALL.iter().map(|stage| (stage.name().to_string(), spans.us(*stage)));
+fn by_stage(kind: Kind, spans: &Spans) -> impl Iterator<Item = (String, u64)> {
+    let stages = Stage::ALL.iter().map(move |stage| (stage.name_in(kind).to_string(), spans.us(*stage)));
     stages.filter(|(_, us)| *us > 0)
 }
 
-fn kind_of(now: Instant, report: Report) -> SlowKind {
+fn kind_of(now: Instant, kind: Kind, report: Report) -> SlowKind {
     let stages = report.stages.iter().map(|of| SlowStage {
-        stage: of.stage.name().to_string(),
+        stage: of.stage.name_in(kind).to_string(),
         about: of.stage.about().to_string(),
         p50_us: us(of.p50),
         p99_us: us(of.p99),
@@ -30,7 +30,7 @@ fn kind_of(now: Instant, report: Report) -> SlowKind {
     let slowest = report.slowest.iter().map(|slow| SlowRequest {
         ago_ms: now.since(slow.at).as_millis() as u64,
         took_us: slow.spans.total_us(),
-        stages: by_stage(&slow.spans).collect(),
+        stages: by_stage(kind, &slow.spans).collect(),
     });
     SlowKind {
         count: report.count,
@@ -46,7 +46,9 @@ fn kind_of(now: Instant, report: Report) -> SlowKind {
 impl Shell {
     /// Without its neighbours, which may be on other reactors.
     pub(super) fn slow_of(&self, now: Instant, name: &str) -> Option<Box<SlowInfo>> {
-        let [reads, writes] = self.host.took(now, name)?.map(|report| report.map(|report| kind_of(now, report)));
+        let [reads, writes] = self.host.took(now, name)?;
+        let told = |kind, report: Option<Report>| report.map(|report| kind_of(now, kind, report));
+        let (reads, writes) = (told(Kind::Read, reads), told(Kind::Write, writes));
         let Waits { waited, held_by_limit } = self.host.waits(name);
         let has_window = self.host.has_window();
         Some(Box::new(SlowInfo { reads, writes, waited, held_by_limit, has_window, others: Vec::new() }))

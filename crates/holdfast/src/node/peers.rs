@@ -172,7 +172,7 @@ impl NodePeers {
         match frame.message {
             Reply::Hello { version, node, .. } if node == place.0 && WIRE.contain(version) => {
                 // Shards are made for nobody who waits.
-                let beside = Beside { urgency: Urgency::Care }.in_version(version);
+                let beside = Beside { urgency: Urgency::Care, ..Beside::default() }.in_version(version);
                 (way.greeted, way.last_used) = (Some(beside), now);
                 for (token, request) in std::mem::take(&mut way.held) {
                     way.send(encode_frame_with(token, &request, 0, beside), io);

@@ -21,7 +21,7 @@ use crate::logger;
 use anyhow::Result;
 use holdfast_base::time::earliest;
 use holdfast_base::{Buf, BufMut, Effects, Instant, Slab, Token};
-use holdfast_format::wire::{Frame, Request};
+use holdfast_format::wire::{Beside, Frame, Request};
 use holdfast_host::Source;
 use holdfast_runtime::device::Device;
 use holdfast_runtime::framed::{Framed, REVOKED};
@@ -205,9 +205,9 @@ impl NodeShell {
 
     fn carry_out(&mut self, effect: store::Effect, io: &mut Io) {
         match effect {
-            store::Effect::Reply { peer, token, reply, payload } => {
+            store::Effect::Reply { peer, token, reply, times, payload } => {
                 let Some(peer) = self.peers.get_mut(Token(peer.conn)) else { return };
-                peer.link.send(token, &reply, payload, io);
+                peer.link.send_with(token, &reply, payload, Beside { times, ..Beside::default() }, io);
             }
             store::Effect::Tell { reactor, message } => {
                 self.own.say(reactor, Post::Told { reactor: self.own.number(), message });

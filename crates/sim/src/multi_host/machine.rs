@@ -70,8 +70,8 @@ impl HostMachine {
                 }
                 Event::NodeDown { node }
             }
-            VolumeEvent::Node { node, token, reply, payload } => {
-                Event::Node { node, call: call(token)?, reply, payload }
+            VolumeEvent::Node { node, token, reply, times, payload } => {
+                Event::Node { node, call: call(token)?, reply, times, payload }
             }
             VolumeEvent::Meta { token, reply } => Event::Meta { call: call(token)?, reply },
             VolumeEvent::Worked { job, outcome } => Event::Worked { call: call(job)?, cpu: cpu_of(&outcome), outcome },

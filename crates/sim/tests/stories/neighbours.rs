@@ -1,6 +1,7 @@
 //! Volumes of one host or of two beside each other, by counts of schedulers and of nodes: see `holdfast_sim::neighbours`.
 
 use holdfast_base::Urgency;
+use holdfast_host::{Kind, Report, Stage};
 use holdfast_sim::disk::Crash;
 use holdfast_sim::neighbours::{Grid, Home, Load, Neighbours, id_of};
 use holdfast_sim::service::Passed;
@@ -21,9 +22,9 @@ fn reads(volume: usize, in_flight: u64, bytes: u64) -> Load {
     Load { volume, in_flight, bytes, reads: true }
 }
 
-/// Reads of both volumes while one has 256 under way and the other this: by how many they are passed at nodes whose disks
-/// take two operations at a time.
-fn passed_beside_256(grid: Grid, homes: &[Home], in_flight: u64) -> [Passed; 2] {
+/// Reads of both volumes while one has 256 under way and the other so many, of that class: by how many they are passed at
+/// nodes whose disks take two operations at a time.
+fn passed_beside_256(grid: Grid, homes: &[Home], (in_flight, class): (u64, Urgency)) -> [Passed; 2] {
     let mut run = Neighbours::on(11, Grid { disk_in_flight: Some(2), isolation: None, ..grid }, homes);
     [NOISY, QUIET].into_iter().for_each(|volume| run.fill(volume));
     run.come(reads(NOISY, 256, 8 << 10));
@@ -32,24 +33,24 @@ fn passed_beside_256(grid: Grid, homes: &[Home], in_flight: u64) -> [Passed; 2] 
     let victim = run.come(reads(QUIET, in_flight, 8 << 10));
     run.pass(Duration::from_millis(200));
     assert!(run.answered(victim) > 10, "{}", run.answered(victim));
-    [NOISY, QUIET].map(|volume| run.service().of_volume(id_of(volume)))
+    [(NOISY, Urgency::Normal), (QUIET, class)].map(|(volume, class)| run.service().of(id_of(volume), class))
 }
 
 #[test]
 fn nodes_serve_who_has_one_read_in_flight_before_the_256_of_another_volume() {
     let homes = [home(0, ""), home(0, "")];
-    let [noisy, victim] = passed_beside_256(Grid::default(), &homes, 1);
+    let [noisy, victim] = passed_beside_256(Grid::default(), &homes, (1, Urgency::Sparse));
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     assert!(victim.reads > 50 && victim.mean() < 4.0 && victim.by_most <= 12, "{victim:?}");
     let forgets = Grid { forgets_class: true, ..Grid::default() };
-    let [_, victim] = passed_beside_256(forgets, &homes, 1);
+    let [_, victim] = passed_beside_256(forgets, &homes, (1, Urgency::Normal));
     assert!(victim.mean() > 20.0, "without its class it waits behind all: {victim:?}");
 }
 
 #[test]
 fn nodes_have_hosts_take_turns() {
     let apart = Grid { reactors: 2, are_hosts: true, forgets_class: true, ..Grid::default() };
-    let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], 16);
+    let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], (16, Urgency::Normal));
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     // Each of its reads waits for its own before it, and for as many of the other host.
     assert!(victim.reads > 500 && victim.mean() < 24.0, "{victim:?}");
@@ -60,13 +61,15 @@ fn nodes_serve_care_last_and_it_goes_on() {
     let grid = Grid { disk_in_flight: Some(2), rebuild_after: Duration::from_secs(2), ..Grid::default() };
     let mut run = Neighbours::on(12, grid, &[home(0, "")]);
     run.fill(NOISY);
-    run.come(reads(NOISY, 64, 8 << 10));
+    // Too many to be sparse, and few enough that one of care would not wait long in order of arrival.
+    run.come(reads(NOISY, 8, 8 << 10));
     run.count_service();
     run.world.crash_node(2, Crash::Process);
-    run.pass(Duration::from_secs(10));
+    run.pass(Duration::from_secs(6));
     let [normal, care] = [Urgency::Normal, Urgency::Care].map(|urgency| run.service().of(id_of(NOISY), urgency));
     assert!(normal.reads > 1_000 && care.reads > 20, "{normal:?} {care:?}");
-    assert!(care.mean() > normal.mean(), "{normal:?} {care:?}");
+    assert!(care.mean() > 1.5 * normal.mean(), "{normal:?} {care:?}");
+    assert!(care.by_most <= 64, "{care:?}");
 }
 
 #[test]
@@ -158,4 +161,59 @@ fn reactors_share_the_window_and_rest_is_quiet() {
     let (sums, shares) = (run.sums, run.shares);
     run.pass(Duration::from_secs(5));
     assert_eq!((run.sums, run.shares), (sums, shares), "who rests tells nothing");
+}
+
+/// Median of a stage of a volume's requests, in microseconds.
+fn median(report: &Report, stage: Stage) -> u128 {
+    report.stages.iter().find(|of| of.stage == stage).expect("each is told of").p50.as_micros()
+}
+
+/// Where reads and writes of one guest are, half of them, on nodes that this was done to.
+fn stages_with(spoil: impl Fn(&mut Neighbours), in_flight: u64) -> [Report; 2] {
+    let mut run = Neighbours::on(21, Grid { disk_in_flight: Some(2), ..Grid::default() }, &[home(0, "")]);
+    run.fill(NOISY);
+    spoil(&mut run);
+    [reads(NOISY, in_flight, 8 << 10), writes(NOISY, in_flight, 8 << 10)].map(|load| {
+        let guest = run.come(load);
+        run.pass(Duration::from_millis(400));
+        run.go(guest);
+        run.stages(NOISY, if load.reads { Kind::Read } else { Kind::Write })
+    })
+}
+
+const AT_NODES: [Stage; 3] = [Stage::Queue, Stage::Device, Stage::Network];
+
+/// The stage that has most of the median, and is more than the others together.
+fn most(report: &Report) -> Option<Stage> {
+    let of = AT_NODES.map(|stage| median(report, stage));
+    let most = (0..3).max_by_key(|at| of[*at]).expect("three");
+    (2 * of[most] > of.iter().sum()).then_some(AT_NODES[most])
+}
+
+#[test]
+fn what_nodes_tell_of_their_times_tells_a_slow_device_from_a_slow_way_and_a_queue() {
+    let slow_disks = |run: &mut Neighbours| {
+        run.world.nodes.iter_mut().flat_map(|node| &mut node.disks).for_each(|disk| disk.slowness = 20);
+    };
+    let slow_links = |run: &mut Neighbours| {
+        (0..3).for_each(|node| run.world.net.link_mut(0, node).slow = Duration::from_millis(2));
+    };
+    for (of, stages) in [
+        ("disks", stages_with(slow_disks, 1)),
+        ("links", stages_with(slow_links, 1)),
+        ("guest", stages_with(|_| {}, 64)),
+    ] {
+        let wanted = match of {
+            "disks" => Stage::Device,
+            "links" => Stage::Network,
+            _ => Stage::Queue,
+        };
+        for report in &stages {
+            assert_eq!(median(report, Stage::Nodes), 0, "{of}: all of it is told apart");
+        }
+        assert_eq!(most(&stages[0]), Some(wanted), "reads, {of}: {:?}", AT_NODES.map(|at| median(&stages[0], at)));
+        if of != "guest" {
+            assert_eq!(most(&stages[1]), Some(wanted), "writes, {of}: {:?}", AT_NODES.map(|at| median(&stages[1], at)));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use crate::node::Node;
 use holdfast_base::{BLOCK_BYTES, Buf, Effects, Instant, Token};
 use holdfast_format::wire::{Reply, Request};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// What a device keeps of its free space beside what it lends, so that puts seldom have to take any back: this share.
 const KEPT_PER_MILLE: u64 = 30;
@@ -81,12 +82,13 @@ impl Node {
         &mut self,
         now: Instant,
         (ticket, part): (Token, u8),
-        result: Result<Buf, DiskError>,
+        (result, took): (Result<Buf, DiskError>, Duration),
         out: &mut Effects<Effect>,
     ) {
         match self.cache.on_read(ticket, part, result) {
             Some(Outcome::Answer(asked, payload)) => {
-                asked.client.reply(Reply::Shard { blocks: asked.blocks }, payload, out);
+                let times = asked.client.times(now, took);
+                asked.client.reply_with(Reply::Shard { blocks: asked.blocks }, times, payload, out);
             }
             Some(Outcome::Fallback(asked)) => self.read_own(now, asked, true, out),
             None => {}

@@ -24,7 +24,7 @@ fn shard(counter: u64) -> ShardId {
 }
 
 fn asked(counter: u64, block: u32, blocks: u32) -> Asked {
-    let client = Client { peer: PeerId::here(1), token: 1, whose: Default::default() };
+    let client = Client { peer: PeerId::here(1), token: 1, whose: Default::default(), asked_at: None };
     Asked { client, slot: SLOW, shard: shard(counter), block, blocks, checked: true }
 }
 

@@ -4,6 +4,7 @@ use crate::support::{FakeDisk, Rig, append, device, is_appended, is_done, put, s
 use holdfast_base::{Buf, MediaClass, Urgency};
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_store::{FailReason, JournalSizing, Notice};
+use std::time::Duration;
 
 /// A node whose device takes so many at a time.
 fn rig(seed: u64, in_flight_max: usize) -> Rig {
@@ -224,4 +225,30 @@ fn a_batch_takes_half_of_one_host_while_another_waits() {
     assert_eq!(answered(&rig, &quiet), 10, "{} of the noisy one were taken", answered(&rig, &noisy));
     rig.settle();
     assert_eq!(answered(&rig, &noisy), 100);
+}
+
+#[test]
+fn who_asks_for_times_is_told_what_the_device_took_and_what_the_rest() {
+    let mut rig = shared(1);
+    assert!(is_done(&rig.create(1, 1, 0)));
+    let unasked = read_as(&mut rig, 1, Urgency::Normal);
+    rig.settle();
+    assert!(rig.times.is_empty() && rig.replies.contains_key(&unasked));
+    rig.wants_times = true;
+    let reads = [0, 1, 2].map(|_| read_as(&mut rig, 1, Urgency::Normal));
+    for _ in 0..3 {
+        rig.now = rig.now + Duration::from_millis(5);
+        assert!(rig.complete_oldest(0));
+    }
+    let told = reads.map(|read| rig.times[&read]).map(|times| (times.queue_us, times.device_us));
+    assert_eq!(told, [(0, 5_000), (5_000, 5_000), (10_000, 5_000)], "one at a time");
+
+    let (request, payload) = append(1, 1, 0, 1, 0, 2);
+    let appended = rig.send(request, payload);
+    rig.now = rig.now + Duration::from_millis(1);
+    rig.end_moment();
+    rig.now = rig.now + Duration::from_millis(3);
+    assert!(rig.complete_oldest(0));
+    let times = rig.times[&appended];
+    assert_eq!((times.queue_us, times.device_us), (1_000, 3_000), "it waited for its batch");
 }

@@ -4,6 +4,7 @@
 //! -> waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
 use crate::api::{Effect, Target};
+use crate::basis::Answer;
 use crate::controller::{Controller, Out};
 use crate::io::read_ahead::Taker;
 use crate::map::{Crcs, Leaf, LeafNo, LeafWaiter, Piece, Pins, Place};
@@ -306,7 +307,7 @@ impl Controller {
         if op.pending > 0 {
             return;
         }
-        op.trail.mark(self.basis.now, Stage::Nodes);
+        Answer::mark(self.basis.answer, self.basis.now, &mut op.trail);
         if op.failed == Some(FetchError::Gone) {
             op.failed = None;
             op.restarts += 1;

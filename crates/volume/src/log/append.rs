@@ -3,6 +3,7 @@
 //! Protocol rules 2 (the ack rule), 3 (one open ledger), 8 (read grants), 10 (outliers only).
 
 use crate::api::{Effect, Lane, Notice, State};
+use crate::basis::Answer;
 use crate::controller::{Controller, Out};
 use crate::log::window::{Done, Entry};
 use crate::map::{CloneInfo, Crcs, Mapped, Place, Snapshot};
@@ -42,7 +43,7 @@ impl Controller {
             have: 0,
             sent: 0,
             appended_at: self.basis.now,
-            acknowledged_at: None,
+            acknowledged: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,
@@ -153,7 +154,7 @@ impl Controller {
                 self.note_journal_fill(ledger, leg, *journal_fill);
                 if self.log.get(lsn).is_some_and(|entry| entry.ledger == ledger) {
                     self.log.on_held(lsn, leg);
-                    self.log.note_acknowledged(self.basis.now, lsn);
+                    self.log.note_acknowledged((self.basis.now, self.basis.answer), lsn);
                 }
                 if self.basis.config.mutations.late_ack_after_freeze() || self.is_open_ledger(ledger) {
                     self.complete_entries(out);
@@ -212,11 +213,11 @@ impl Controller {
             let entry = self.log.get_mut(lsn).expect("just completed");
             entry.encrypted = None;
             let done = std::mem::replace(&mut entry.done, Done::Nothing);
-            let acknowledged_at = entry.acknowledged_at;
+            let (at, answer) = entry.acknowledged.unwrap_or((self.basis.now, None));
             if let Done::Write(op) | Done::Modified { op, .. } = done
                 && let Some(op) = self.write_ops.get_mut(op)
             {
-                op.trail.mark(acknowledged_at.unwrap_or(self.basis.now), Stage::Nodes);
+                Answer::mark(answer, at, &mut op.trail);
                 op.trail.mark(self.basis.now, Stage::Earlier);
             }
             self.on_done(done, out);

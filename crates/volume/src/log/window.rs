@@ -6,6 +6,7 @@
 //! ([`Log::verify`]), so that nobody has to walk who only asks for the state.
 
 use crate::api::Mutations;
+use crate::basis::Answer;
 use crate::segment::encrypt::Sent;
 use holdfast_base::{
     BLOCK_BYTES, BlockCrc, BlockError, Buf, HeadId, Instant, Key, LedgerId, Lsn, RequestToken, Token, Urgency,
@@ -58,8 +59,8 @@ pub struct Entry {
     pub have: u8,
     pub sent: u8,
     pub appended_at: Instant,
-    /// Since when it has all legs that the rule asks for.
-    pub acknowledged_at: Option<Instant>,
+    /// Since when it has all legs that the rule asks for, and by which answer.
+    pub acknowledged: Option<(Instant, Option<Answer>)>,
     /// Bytes that were ever appended before it; the log sets it.
     pub position: u64,
     /// Blocks of a write that the map still takes from the log; [`Log::set_live`] keeps the account of all.
@@ -286,11 +287,11 @@ impl Log {
     }
 
     /// Notes when an entry of the open ledger has the legs that it needs: from then on it waits for those before it.
-    pub fn note_acknowledged(&mut self, now: Instant, lsn: Lsn) {
+    pub fn note_acknowledged(&mut self, heard: (Instant, Option<Answer>), lsn: Lsn) {
         let Some(open) = &self.open else { return };
         let has_all = |entry: &Entry| entry.ledger == open.id && open.rule.is_ack_set(&open.legs, entry.have);
-        if self.get(lsn).is_some_and(|entry| entry.acknowledged_at.is_none() && has_all(entry)) {
-            self.get_mut(lsn).expect("just seen").acknowledged_at = Some(now);
+        if self.get(lsn).is_some_and(|entry| entry.acknowledged.is_none() && has_all(entry)) {
+            self.get_mut(lsn).expect("just seen").acknowledged = Some(heard);
         }
     }
 
@@ -298,7 +299,7 @@ impl Log {
     pub fn give_to(&mut self, lsn: Lsn, ledger: LedgerId) {
         self.change_holders(lsn, |entry| {
             (entry.ledger, entry.have, entry.sent) = (ledger, 0, 0);
-            entry.acknowledged_at = None;
+            entry.acknowledged = None;
         });
     }
 
@@ -506,7 +507,7 @@ mod tests {
             have: 0,
             sent: 0,
             appended_at: Instant::ZERO,
-            acknowledged_at: None,
+            acknowledged: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,

@@ -163,7 +163,7 @@ impl Controller {
             have,
             sent: 0,
             appended_at: self.basis.now,
-            acknowledged_at: None,
+            acknowledged: None,
             position: 0,
             live_blocks: 0,
             is_hot: false,

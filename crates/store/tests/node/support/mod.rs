@@ -10,7 +10,7 @@ use holdfast_format::disk::Superblock;
 use holdfast_format::geometry::{Geometry, Layout};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
-use holdfast_format::wire::{Beside, LedgerState, LogEntry, Refusal, Reply, Request, WIRE};
+use holdfast_format::wire::{Beside, LedgerState, LogEntry, NodeTimes, Refusal, Reply, Request, WIRE};
 use holdfast_store::{
     AskToken, DeviceSlot, DiskError, DiskToken, Effect, Event, JournalSizing, Message, Node, NodeConfig, Notice,
     PeerId, format_device, probe_superblock,
@@ -159,6 +159,9 @@ pub struct Rig {
     pub prng: Prng,
     out: Effects<Effect>,
     next_token: u64,
+    /// Requests ask for times, and what was told of those that did.
+    pub wants_times: bool,
+    pub times: BTreeMap<u64, NodeTimes>,
     pub replies: BTreeMap<u64, (Reply, Vec<Buf>)>,
     pub notices: Vec<Notice>,
     /// Devices that the node wants to have opened.
@@ -202,6 +205,8 @@ impl Rig {
             prng: Prng::new(seed),
             out: Effects::new(),
             next_token: 1,
+            wants_times: false,
+            times: BTreeMap::new(),
             replies: BTreeMap::new(),
             notices: Vec::new(),
             to_open: Vec::new(),
@@ -262,7 +267,8 @@ impl Rig {
         node.handle(self.now, event, &mut self.out);
         for effect in self.out.take() {
             match effect {
-                Effect::Reply { token, reply, payload, .. } => {
+                Effect::Reply { token, reply, times, payload, .. } => {
+                    self.times.extend(times.map(|times| (token, times)));
                     let twice = self.replies.insert(token, (reply, payload));
                     assert!(twice.is_none(), "request {token} is answered twice");
                 }
@@ -363,7 +369,7 @@ impl Rig {
     pub fn send_as(&mut self, (conn, urgency): (u64, Urgency), request: Request, payload: Buf) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        let beside = Beside { urgency };
+        let beside = Beside { urgency, wants_times: self.wants_times, times: None };
         self.event(Event::Request { peer: PeerId::here(conn), token, beside, request, payload });
         token
     }

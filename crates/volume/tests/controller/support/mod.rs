@@ -508,7 +508,7 @@ impl World {
                     return;
                 }
                 let (reply, payload) = target.answer(request, payload);
-                self.answer_later(node, Event::Node { node, token, reply, payload });
+                self.answer_later(node, Event::Node { node, token, reply, times: None, payload });
             }
             Effect::Meta { token, request } => {
                 if matches!(request, MetaRequest::Swap { .. })
@@ -670,7 +670,7 @@ impl World {
             let (reply, payload) = self.nodes[i].answer(request, payload);
             let node = self.nodes[i].id;
             if connected {
-                self.push(Event::Node { node, token, reply, payload });
+                self.push(Event::Node { node, token, reply, times: None, payload });
             }
         }
         if !self.nodes[i].up {
