@@ -74,7 +74,8 @@ impl Host {
         now: Instant,
         at: Token,
         target: Target,
-        (request, urgency): (BlockRequest, Urgency),
+        request: BlockRequest,
+        urgency: Urgency,
         out: Out,
     ) {
         let Some(volume) = self.volumes.table.get_mut(at) else { return };

@@ -173,7 +173,7 @@ impl Host {
         self.note_asked(now, &waiting, head);
         self.packing.note_guest(now);
         let Some(tenant) = self.tenant_of(now, waiting.at, head, out) else {
-            return self.pass(now, waiting.at, waiting.target, (waiting.request, Urgency::Normal), out);
+            return self.pass(now, waiting.at, waiting.target, waiting.request, Urgency::Normal, out);
         };
         let (kind, bytes) = kind_of(&waiting.request.op);
         let token = self.turns.waiting.insert(waiting);
@@ -212,9 +212,9 @@ impl Host {
             let (scheduler::Effect::Go { token, .. } | scheduler::Effect::Drop { token }) = effect;
             let waiting = self.turns.waiting.remove(Token(token.0)).expect("what waits is told once");
             match effect {
-                scheduler::Effect::Go { slot, urgency, .. } => self.on_turn(now, waiting, (slot, urgency), out),
+                scheduler::Effect::Go { slot, urgency, .. } => self.on_turn(now, waiting, slot, urgency, out),
                 scheduler::Effect::Drop { .. } if self.turns.releases => {
-                    self.pass(now, waiting.at, waiting.target, (waiting.request, Urgency::Normal), out);
+                    self.pass(now, waiting.at, waiting.target, waiting.request, Urgency::Normal, out);
                 }
                 scheduler::Effect::Drop { .. } => {
                     let reply = BlockReply { token: waiting.request.token, result: Err(BlockError::Deposed) };
@@ -225,7 +225,7 @@ impl Host {
         self.turns.effects = effects;
     }
 
-    fn on_turn(&mut self, now: Instant, waiting: Waiting, (slot, urgency): (Slot, Urgency), out: Out) {
+    fn on_turn(&mut self, now: Instant, waiting: Waiting, slot: Slot, urgency: Urgency, out: Out) {
         let Waiting { at, target, request, .. } = waiting;
         let volume = self.volumes.table.get_mut(at).expect("what waits is dropped with its volume");
         let changes = request.op.changes();
@@ -235,7 +235,7 @@ impl Host {
             volume.requests.went(request.token, Turn { slot, went_at: now, changes });
         }
         let urgency = if self.mutations.turn_forgets_class() { Urgency::Normal } else { urgency };
-        self.pass(now, at, target, (request, urgency), out);
+        self.pass(now, at, target, request, urgency, out);
     }
 
     /// A request that has gone is answered.

@@ -3,10 +3,8 @@
 //! Role: the controller keeps it up, and lends it to the parts whose methods it calls. Parts change nothing of it.
 
 use crate::api::Config;
-use crate::controller::Controller;
-use crate::peers::Call;
 use crate::turn::PAUSE;
-use holdfast_base::{Epoch, Instant, NodeId, SegmentId, Token, VolumeId};
+use holdfast_base::{Epoch, Instant, SegmentId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
@@ -28,15 +26,6 @@ impl Answer {
         let us = |us: u32| Duration::from_micros(us.into());
         trail.mark(asked_at, Stage::SecondRound);
         trail.mark_node(now, times.map(|times| (us(times.queue_us), us(times.device_us))));
-    }
-}
-
-impl Controller {
-    /// What a node answers, unless nobody waits for that any more.
-    pub(crate) fn take_call(&mut self, node: NodeId, token: Token, times: Option<NodeTimes>) -> Option<Call> {
-        let call = self.peers.on_answer(self.basis.now, node, token)?;
-        self.basis.answer = Some(Answer { asked_at: call.sent_at, times });
-        Some(call)
     }
 }
 

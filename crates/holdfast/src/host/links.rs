@@ -142,6 +142,12 @@ struct WaitingFrame {
     payload: Vec<Buf>,
 }
 
+/// A request, and what is said beside it.
+pub struct Question<'a> {
+    pub request: &'a Request,
+    pub beside: Beside,
+}
+
 /// What `status` shows of a link.
 #[derive(Clone, Debug)]
 pub struct LinkView<'a> {
@@ -291,7 +297,7 @@ impl Links {
 
     /// Sends what is short, and for no volume.
     fn ask(&mut self, node: NodeId, lane: Lane, owner: Owner, request: &Request, io: &mut Io) {
-        self.send(node, lane, owner, (request, Beside::default()), Vec::new(), io);
+        self.send(node, lane, owner, Question { request, beside: Beside::default() }, Vec::new(), io);
     }
 
     /// Sends to a node; does nothing where it is not up (a `Down` is on its way to who asked).
@@ -300,7 +306,7 @@ impl Links {
         node: NodeId,
         lane: Lane,
         owner: Owner,
-        (request, beside): (&Request, Beside),
+        Question { request, beside }: Question<'_>,
         payload: Vec<Buf>,
         io: &mut Io,
     ) {

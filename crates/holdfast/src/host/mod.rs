@@ -71,7 +71,7 @@ use holdfast_runtime::meta::MetaTicket;
 use holdfast_runtime::reactor::{App, Event, Io, ListenerId, Turn};
 use holdfast_volume::Event as VolumeEvent;
 pub use links::DEVICES_SHOWN_WITHIN;
-use links::{LinkEvent, Links, Owner};
+use links::{LinkEvent, Links, Owner, Question};
 use meta::MetaClient;
 use nbd::Clients;
 use packers::Packers;
@@ -163,7 +163,7 @@ impl Shell {
             Effect::Send { node, lane, call, request, urgency, payload } => {
                 let owner = Owner::Volume { volume: call.volume, token: call.token };
                 let beside = Beside::of(&request, urgency);
-                self.links.send(node, lane, owner, (&request, beside), payload, io);
+                self.links.send(node, lane, owner, Question { request: &request, beside }, payload, io);
             }
             Effect::Reply { to, reply } => self.on_client_reply(to, reply, io),
             Effect::Meta { call, request } => {

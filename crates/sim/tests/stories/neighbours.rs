@@ -24,7 +24,7 @@ fn reads(volume: usize, in_flight: u64, bytes: u64) -> Load {
 
 /// Reads of both volumes while one has 256 under way and the other so many, of that class: by how many they are passed at
 /// nodes whose disks take two operations at a time.
-fn passed_beside_256(grid: Grid, homes: &[Home], (in_flight, class): (u64, Urgency)) -> [Passed; 2] {
+fn passed_beside_256(grid: Grid, homes: &[Home], in_flight: u64, class: Urgency) -> [Passed; 2] {
     let mut run = Neighbours::on(11, Grid { disk_in_flight: Some(2), isolation: None, ..grid }, homes);
     [NOISY, QUIET].into_iter().for_each(|volume| run.fill(volume));
     run.come(reads(NOISY, 256, 8 << 10));
@@ -39,18 +39,18 @@ fn passed_beside_256(grid: Grid, homes: &[Home], (in_flight, class): (u64, Urgen
 #[test]
 fn nodes_serve_who_has_one_read_in_flight_before_the_256_of_another_volume() {
     let homes = [home(0, ""), home(0, "")];
-    let [noisy, victim] = passed_beside_256(Grid::default(), &homes, (1, Urgency::Sparse));
+    let [noisy, victim] = passed_beside_256(Grid::default(), &homes, 1, Urgency::Sparse);
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     assert!(victim.reads > 50 && victim.mean() < 4.0 && victim.by_most <= 12, "{victim:?}");
     let forgets = Grid { forgets_class: true, ..Grid::default() };
-    let [_, victim] = passed_beside_256(forgets, &homes, (1, Urgency::Normal));
+    let [_, victim] = passed_beside_256(forgets, &homes, 1, Urgency::Normal);
     assert!(victim.mean() > 20.0, "without its class it waits behind all: {victim:?}");
 }
 
 #[test]
 fn nodes_have_hosts_take_turns() {
     let apart = Grid { reactors: 2, are_hosts: true, forgets_class: true, ..Grid::default() };
-    let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], (16, Urgency::Normal));
+    let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], 16, Urgency::Normal);
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     // Each of its reads waits for its own before it, and for as many of the other host.
     assert!(victim.reads > 500 && victim.mean() < 24.0, "{victim:?}");

@@ -139,7 +139,7 @@ fn what_waits_for_a_device_that_fails_is_refused_and_never_reaches_it() {
 fn read_as(rig: &mut Rig, conn: u64, urgency: Urgency) -> u64 {
     let (device, shard) = (device(0), shard_id(9, 1, 1));
     let request = Request::ReadShard { device, shard, block: 1, blocks: 1, checked: false, cached: false };
-    rig.send_as((conn, urgency), request, Buf::empty())
+    rig.send_as(conn, urgency, request, Buf::empty())
 }
 
 /// A node with a shard, which two hosts have greeted: over connections 1 and 2.
@@ -205,7 +205,7 @@ fn a_batch_takes_half_of_one_host_while_another_waits() {
     }
     let send = |rig: &mut Rig, conn: u64, lsn: u64| {
         let (request, payload) = append(u128::from(conn), 1, 0, lsn, 0, 8);
-        rig.send_as((conn, Urgency::Normal), request, payload)
+        rig.send_as(conn, Urgency::Normal, request, payload)
     };
     // In flight before the others come.
     let first = send(&mut rig, 1, 1);

@@ -97,7 +97,7 @@ const RESTARTS_MAX: u32 = 1000;
 
 impl Controller {
     /// Starts to read `range`, which lies inside and is not empty.
-    pub(crate) fn start_read(&mut self, (reader, urgency): (Reader, Urgency), of: Target, range: ByteRange, out: Out) {
+    pub(crate) fn start_read(&mut self, reader: Reader, urgency: Urgency, of: Target, range: ByteRange, out: Out) {
         if self.reads.is_full() {
             return self.refuse_read(reader, BlockError::Unavailable, out);
         }
@@ -204,7 +204,7 @@ impl Controller {
     /// Loads leaves for `waiter`, who is told of each when it is there.
     pub(crate) fn load_leaves(&mut self, leaves: &[LeafNo], waiter: LeafWaiter, out: Out) {
         let urgency = self.urgency_of_leaves(waiter);
-        for wanted in self.loader.load(&self.map, &self.segments, leaves, (waiter, urgency)) {
+        for wanted in self.loader.load(&self.map, &self.segments, leaves, waiter, urgency) {
             self.fetch(wanted, out);
         }
     }

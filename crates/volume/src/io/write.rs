@@ -135,10 +135,10 @@ impl Controller {
             (BlockOp::Read(_), _) if range.len == 0 => {
                 self.reply(request.token, Ok(BlockData::Data(Vec::new())), out);
             }
-            (BlockOp::Read(_), of) => self.start_read((Reader::Guest(request.token), urgency), of, range, out),
-            (BlockOp::Status(_), of) => self.start_read((Reader::Status(request.token), urgency), of, range, out),
+            (BlockOp::Read(_), of) => self.start_read(Reader::Guest(request.token), urgency, of, range, out),
+            (BlockOp::Status(_), of) => self.start_read(Reader::Status(request.token), urgency, of, range, out),
             (BlockOp::Changes { since, .. }, of) => {
-                self.start_read((Reader::Changes(request.token, since), urgency), of, range, out);
+                self.start_read(Reader::Changes(request.token, since), urgency, of, range, out);
             }
             (BlockOp::Prefetch(_) | BlockOp::Flush, _) => self.reply(request.token, Ok(BlockData::Done), out),
             (_, Target::Snapshot(_)) => self.reply(request.token, Err(BlockError::Invalid), out),
@@ -390,8 +390,8 @@ impl Controller {
                 return self.on_modify_failed(id, error, out);
             };
             let len = (size - start).min(BLOCK_BYTES as u64);
-            let reader = (Reader::Modify(id), self.urgency_of_write(op));
-            self.start_read(reader, Target::Head(head), ByteRange::new(start, len), out);
+            let urgency = self.urgency_of_write(op);
+            self.start_read(Reader::Modify(id), urgency, Target::Head(head), ByteRange::new(start, len), out);
         }
     }
 

@@ -102,7 +102,8 @@ impl LeafLoader {
         map: &Map,
         segments: &Segments,
         leaves: &[LeafNo],
-        (waiter, urgency): (LeafWaiter, Urgency),
+        waiter: LeafWaiter,
+        urgency: Urgency,
     ) -> Vec<Wanted> {
         let mut fresh: Vec<(LeafPointer, LeafNo)> = Vec::with_capacity(leaves.len());
         for &no in leaves {
@@ -318,7 +319,7 @@ mod tests {
         }
 
         fn load(&mut self, leaves: &[LeafNo], waiter: LeafWaiter) -> Vec<Wanted> {
-            let wanted = self.loader.load(&self.kept.map, &self.kept.segments, leaves, (waiter, Urgency::Care));
+            let wanted = self.loader.load(&self.kept.map, &self.kept.segments, leaves, waiter, Urgency::Care);
             self.loader.verify();
             wanted
         }

@@ -17,3 +17,4 @@ mod root_races;
 mod searching;
 mod slices;
 mod support;
+mod urgency;

@@ -362,11 +362,11 @@ impl Rig {
     }
 
     pub fn send(&mut self, request: Request, payload: Buf) -> u64 {
-        self.send_as((1, Urgency::Normal), request, payload)
+        self.send_as(1, Urgency::Normal, request, payload)
     }
 
     /// Over that connection.
-    pub fn send_as(&mut self, (conn, urgency): (u64, Urgency), request: Request, payload: Buf) -> u64 {
+    pub fn send_as(&mut self, conn: u64, urgency: Urgency, request: Request, payload: Buf) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
         let beside = Beside { urgency, wants_times: self.wants_times, times: None };
@@ -377,7 +377,7 @@ impl Rig {
     /// From here on that connection is the host's.
     pub fn greet(&mut self, conn: u64, host: &str) {
         let hello = Request::Hello { versions: WIRE, grid: GRID, host: host.to_string() };
-        self.send_as((conn, Urgency::Normal), hello, Buf::empty());
+        self.send_as(conn, Urgency::Normal, hello, Buf::empty());
     }
 
     /// Sends, and runs until the answer is there.

@@ -1,13 +1,11 @@
 //! What nodes are asked says for whom: a guest's class goes with each request for it, whichever node gets it and however
 //! often; what keeps data whole is care.
 
-mod support;
-
+use crate::support::*;
 use holdfast_base::Urgency;
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::Request;
 use std::time::Duration;
-use support::*;
 
 const LAYOUT: Layout = Layout::Parity { data: 2, parity: 1 };
 
