@@ -230,7 +230,7 @@ impl PrintKey {
     }
 
     /// The first half of HMAC-SHA256 (RFC 2104): equal for equal bytes, and for others never seen to be.
-    pub fn print(&self, bytes: &[u8]) -> u128 {
+    pub fn fingerprint_of(&self, bytes: &[u8]) -> u128 {
         let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, self.0.bytes());
         let tag = ring::hmac::sign(&key, bytes);
         u128::from_le_bytes(tag.as_ref()[..16].try_into().expect("32 bytes"))

@@ -16,6 +16,7 @@ use holdfast_base::{
     AssociationId, BlockCrc, Epoch, HeadId, InstanceId, Key, KeyWidth, Lsn, ObjectId, SegmentId, VolumeId,
 };
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// A segment's number inside its volume: unique for ever, since counters only rise and every owner's epoch is new.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, Default)]
@@ -86,6 +87,8 @@ pub struct SharedSegment {
     pub geometry: Geometry,
     /// Home of each shard, by shard index, as far as its store knew. They may be elsewhere by now.
     pub homes: Vec<Leg>,
+    /// Granules of all its units, if it is packed.
+    pub units: Option<NonZeroU32>,
 }
 
 /// Where the blocks of a run lie in a store's segment, one behind the other.
@@ -138,8 +141,10 @@ impl SharedExtent {
 impl Share {
     fn is_valid(&self) -> bool {
         let is_valid = |of: &SharedSegment| {
+            let granules = u64::from(of.geometry.payload_blocks) * u64::from(BLOCK_GRANULES);
             of.segment.epoch >= STORE_EPOCHS
                 && of.geometry.is_valid()
+                && of.units.is_none_or(|units| u64::from(units.get()) <= granules)
                 && of.homes.len() == usize::from(of.geometry.shard_count())
         };
         self.segments.iter().all(is_valid) && self.extents.iter().all(|extent| extent.is_valid_in(&self.segments))
@@ -521,7 +526,8 @@ mod tests {
         let of = |key, run| SharedExtent { key: Key(key), blocks: 2, source, segment, run, crcs: vec![5, 6] };
         let packed = SharedRun::Packed { granule: 3, lengths: lengths(&[0x41, 0x80]) };
         let SegmentCommit { homes, .. } = commit();
-        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::DEFAULT, 32), homes };
+        let units = NonZeroU32::new(2000);
+        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::DEFAULT, 32), homes, units };
         Share { segments: vec![shared], extents: vec![of(8, packed), of(20, SharedRun::Plain { block: 30 })] }
     }
 
@@ -603,6 +609,7 @@ mod tests {
         refused(&|bad| bad.segments[0].segment.epoch = Epoch(4));
         refused(&|bad| bad.segments.clear());
         refused(&|bad| bad.segments[0].homes.truncate(1));
+        refused(&|bad| bad.segments[0].units = NonZeroU32::new(2049));
         refused(&|bad| bad.segments[0].geometry.stripe_blocks = u32::MAX);
         refused(&|bad| bad.extents[0].segment.counter += 1);
         refused(&|bad| bad.extents[0].source = Source::Direct);

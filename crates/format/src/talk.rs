@@ -85,7 +85,8 @@ mod tests {
         let segment = SegmentNo { epoch: Epoch(4), counter: 9 };
         let catalogue = CatalogueNo { epoch: STORE_EPOCHS, counter: 3 };
         let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
-        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::DEFAULT, 32), homes: Vec::new() };
+        let shared =
+            SharedSegment { segment, geometry: Geometry::new(Layout::DEFAULT, 32), homes: Vec::new(), units: None };
         let prints = vec![Print(u128::MAX), Print(0)];
         let run = SharedRun::Plain { block: 5 };
         let offer = Offer { catalogue, shared, run, prints: prints.clone(), crcs: vec![1, 2] };

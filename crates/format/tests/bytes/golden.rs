@@ -20,6 +20,7 @@ use holdfast_format::sharing::{STORE_EPOCHS, Store};
 use holdfast_format::tier::{FirstTier, TierSize, Tiers};
 use holdfast_format::versions::Versions;
 use holdfast_format::wire::*;
+use std::num::NonZeroU32;
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -126,7 +127,12 @@ fn records_of_version_3() {
     let of_store =
         |key, source, run| SharedExtent { key: Key(key), blocks: 2, source, segment: shared, run, crcs: vec![5, 300] };
     let share = Share {
-        segments: vec![SharedSegment { segment: shared, geometry: mirror(16), homes: vec![leg(1), leg(2)] }],
+        segments: vec![SharedSegment {
+            segment: shared,
+            geometry: mirror(16),
+            homes: vec![leg(1), leg(2)],
+            units: NonZeroU32::new(300),
+        }],
         extents: vec![of_store(8, from_packed, run), of_store(20, Source::Log(Lsn(5)), SharedRun::Plain { block: 14 })],
     };
     let commit = packed(mirror(16), vec![of(Source::Log(Lsn(5)), 2), of(from_packed, 1)], vec![1, 2, 3]);
@@ -139,13 +145,17 @@ fn records_of_version_3() {
             "030d04090201001010020105020602080200050801030409820103010203033f409d",
             Record::CommitPacked(Box::new(PackedCommit { commit, lengths: lengths(&[63, 0x40, 0x9d]) })),
         ),
-        ("030e", Record::Share(Box::new(share))),
-        ("03100350078020", Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 }),
-        ("0311ac0202a222ac0289010702aabb", Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() }),
-        ("0312a222ac0289010702aabb", Record::Replied(reply.clone())),
-        ("03130261620201ff00", Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: None }),
         (
-            "03130261620001a222ac0289010702aabb",
+            "030e0180808080808080808001060201001010020105020601ac0202080203040982018080808080808080800106018101\
+             0241bf0205ac02140200058080808080808080800106000e0205ac02",
+            Record::Share(Box::new(share)),
+        ),
+        ("030f0350078020", Record::Head { head: HeadId(3), live: ObjectId(5), id: VolumeId(7), size_bytes: 4096 }),
+        ("0310ac0202a222ac0289010702aabb", Record::WriteReplied { key: Key(300), blocks: 2, reply: reply.clone() }),
+        ("0311a222ac0289010702aabb", Record::Replied(reply.clone())),
+        ("03120261620201ff00", Record::Attribute { name: "ab".to_string(), value: vec![1, 0xff], reply: None }),
+        (
+            "03120261620001a222ac0289010702aabb",
             Record::Attribute { name: "ab".to_string(), value: vec![], reply: Some(Box::new(reply)) },
         ),
     ] {

@@ -48,7 +48,7 @@ fn records() -> Vec<Record> {
         run: SharedRun::Packed { granule: 129, lengths: lengths(&[0x41, 0xbf]) },
         crcs: vec![5, 300],
     };
-    let of_store = SharedSegment { segment: shared.segment, geometry, homes: homes.clone() };
+    let of_store = SharedSegment { segment: shared.segment, geometry, homes: homes.clone(), units: None };
     let share = Share { segments: vec![of_store], extents: vec![shared] };
     vec![
         Record::Write { key: Key(1 << 40), blocks: 2 },

@@ -67,11 +67,11 @@ impl Map {
 
     /// What a store has, too, is named there, where the map still names the source.
     pub(crate) fn apply_share(&mut self, share: &Share, lsn: Lsn, accounts: &mut Accounts<'_>) {
-        for SharedSegment { segment, geometry, homes } in &share.segments {
+        for SharedSegment { segment, geometry, homes, units } in &share.segments {
             // Of one that is named already it is known where it lies now.
             if accounts.segments.get(*segment).is_none() {
                 let nothing_yet = SegmentInfo::new(Kind::Data, *geometry, homes.clone());
-                accounts.segments.insert(*segment, SegmentInfo { kept: true, ..nothing_yet });
+                accounts.segments.insert(*segment, SegmentInfo { kept: true, units: *units, ..nothing_yet });
             }
         }
         for SharedExtent { key, blocks, source, segment, run, crcs } in &share.extents {

@@ -30,7 +30,7 @@ impl Task {
             Task::Pack(way) => Worked::Packed(pack_blocks(*way, blocks)),
             Task::Print(key) => {
                 let each = blocks.iter().flat_map(|piece| piece.chunks_exact(BLOCK_BYTES));
-                Worked::Printed(Some(each.map(|block| Print(key.print(block))).collect()))
+                Worked::Printed(Some(each.map(|block| Print(key.fingerprint_of(block))).collect()))
             }
         }
     }

@@ -4,7 +4,9 @@
 //! [`Member`](super::Member) or a [`Store`](super::Store). They tell each other by [`Effect::Talk`], which may be lost.
 
 use super::index::Seen;
-use super::print::by_position;
+use super::member::Opening;
+use super::printer::by_position;
+use super::store::Sent;
 use crate::api::{Effect, State};
 use crate::care::LiveRun;
 use crate::controller::{Controller, Out};
@@ -223,10 +225,14 @@ impl Controller {
         if let Some((segment, prints)) = self.shared.domain.member.report_again(self.basis.now) {
             self.talk(store, Talk::Report { segment, prints }, out);
         }
-        let (me, durable) = ((self.basis.volume(), self.epoch()), self.checkpointer.durable().lsn);
         let mut member = std::mem::take(&mut self.shared.domain.member);
-        let known = (durable, self.named_generation().1 + member.shares);
-        let request = member.publish(self.basis.now, me, known, || self.named_of_store(store));
+        let opening = Opening {
+            member: self.basis.volume(),
+            epoch: self.epoch(),
+            durable: self.checkpointer.durable().lsn,
+            changes: self.named_generation().1 + member.shares,
+        };
+        let request = member.publish(self.basis.now, opening, || self.named_of_store(store));
         self.shared.domain.member = member;
         if let Some(request) = request {
             self.shared.domain.token += 1;
@@ -374,7 +380,8 @@ impl Controller {
             }
             Talk::Content { segment, prints, crcs, blocks } if self.root().is_store() && is_member => {
                 let from = Seen { volume: from, segment };
-                self.shared.domain.store.on_content(self.basis.now, from, (&prints, &crcs), &blocks);
+                let sent = Sent { prints: &prints, crcs: &crcs, blocks: &blocks };
+                self.shared.domain.store.on_content(self.basis.now, from, sent);
                 self.drive_domain(out);
             }
             talk if self.root().is_store() => drop(talk),

@@ -6,8 +6,7 @@
 use holdfast_base::VolumeId;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::talk::Print;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A segment that prints were seen in.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -25,26 +24,7 @@ pub(crate) struct Found {
     pub(crate) alike: Vec<u32>,
 }
 
-/// Prints are as good as random.
-#[derive(Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        // The low bits are zero when only some are kept; the table goes by both ends.
-        self.0.rotate_right(24)
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only numbers are hashed");
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = n;
-    }
-}
-
-/// Of an entry: eight bytes of the print, four of where, one of the table's own, and what is free of it.
+/// Of an entry: eight bytes of the fingerprint, eight of where, and what is free in the nodes of a tree.
 const ENTRY_BYTES: usize = 24;
 
 #[derive(Debug, Clone, Copy)]
@@ -55,9 +35,9 @@ struct Place {
 
 pub(crate) struct PrintIndex {
     entries_max: usize,
-    /// A print is kept where so many of its lowest bits are zero.
+    /// A fingerprint is kept where so many of its lowest bits are zero.
     zero_bits: u32,
-    places: HashMap<u64, Place, BuildHasherDefault<AsItIs>>,
+    places: BTreeMap<u64, Place>,
     sources: Vec<Seen>,
     numbers: BTreeMap<Seen, u32>,
 }
@@ -79,7 +59,7 @@ impl PrintIndex {
         PrintIndex {
             entries_max: bytes / ENTRY_BYTES,
             zero_bits: 0,
-            places: HashMap::default(),
+            places: BTreeMap::new(),
             sources: Vec::new(),
             numbers: BTreeMap::new(),
         }
@@ -90,9 +70,9 @@ impl PrintIndex {
         1 << self.zero_bits
     }
 
-    /// What is kept of a print, if it is kept.
-    fn key_of(&self, print: Print) -> Option<u64> {
-        let key = print.0 as u64;
+    /// What is kept of a fingerprint, if it is kept.
+    fn key_of(&self, fingerprint: Print) -> Option<u64> {
+        let key = fingerprint.0 as u64;
         (key.trailing_zeros() >= self.zero_bits).then_some(key)
     }
 
@@ -107,8 +87,8 @@ impl PrintIndex {
     pub(crate) fn look_up(&mut self, seen: Seen, prints: &[Print]) -> Found {
         let (source, mut found) = (self.number_of(seen), Found::default());
         let mut own = BTreeSet::new();
-        for (at, print) in (0..).zip(prints) {
-            let Some(key) = self.key_of(*print) else { continue };
+        for (at, fingerprint) in (0..).zip(prints) {
+            let Some(key) = self.key_of(*fingerprint) else { continue };
             match self.places.get(&key) {
                 Some(place) if place.is_stored => {
                     found.stored.insert(self.sources[place.source as usize].segment);
@@ -127,8 +107,8 @@ impl PrintIndex {
     /// The store has these, in that segment. Who was seen to have them.
     pub(crate) fn store(&mut self, stored: Seen, prints: &[Print]) -> BTreeSet<Seen> {
         let (source, mut holders) = (self.number_of(stored), BTreeSet::new());
-        for print in prints {
-            let Some(key) = self.key_of(*print) else { continue };
+        for fingerprint in prints {
+            let Some(key) = self.key_of(*fingerprint) else { continue };
             let former = self.places.insert(key, Place { source, is_stored: true });
             if let Some(former) = former.filter(|former| !former.is_stored) {
                 holders.insert(self.sources[former.source as usize]);
@@ -138,8 +118,8 @@ impl PrintIndex {
         holders
     }
 
-    pub(crate) fn is_stored(&self, print: Print) -> bool {
-        self.key_of(print).and_then(|key| self.places.get(&key)).is_some_and(|place| place.is_stored)
+    pub(crate) fn is_stored(&self, fingerprint: Print) -> bool {
+        self.key_of(fingerprint).and_then(|key| self.places.get(&key)).is_some_and(|place| place.is_stored)
     }
 
     /// Nobody has anything of it there any more.

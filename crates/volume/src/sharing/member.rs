@@ -14,7 +14,7 @@
 //! Limits: prints of [`REPORTED_MAX`] segments are kept; for others the store's offer is of no use, and they are printed
 //! again. Messages may be lost: what is asked for is asked again.
 
-use super::print::ByPosition;
+use super::printer::ByPosition;
 use crate::care::LiveRun;
 use holdfast_base::{BlockCrc, Epoch, Instant, Key, Lsn, MetaReply, MetaRequest, MetaVersion, VolumeId};
 use holdfast_format::record::{SegmentNo, Share, SharedExtent, SharedRun, Source};
@@ -91,6 +91,17 @@ pub(crate) struct Member {
     pub(crate) shares: u64,
 }
 
+/// What a member publishes for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    pub(crate) member: VolumeId,
+    pub(crate) epoch: Epoch,
+    /// A checkpoint is durable that has all up to there.
+    pub(crate) durable: Lsn,
+    /// Another number when what is named may be something else.
+    pub(crate) changes: u64,
+}
+
 /// What is to be asked of the metadata store.
 pub(crate) type MetaAsk = Option<MetaRequest>;
 
@@ -135,15 +146,9 @@ impl Member {
 
     // ---- the record ----
 
-    /// What is to be asked of the metadata store next, if anything. `names`: of the store, as a durable checkpoint of
-    /// this LSN has it, at least. `changes` is another number when they may be others.
-    pub(crate) fn publish(
-        &mut self,
-        now: Instant,
-        (member, epoch): (VolumeId, Epoch),
-        (durable, changes): (Lsn, u64),
-        names: impl FnOnce() -> SegmentRanges,
-    ) -> MetaAsk {
+    /// What is to be asked of the metadata store next, if anything. `names`: of the store, at least.
+    pub(crate) fn publish(&mut self, now: Instant, of: Opening, names: impl FnOnce() -> SegmentRanges) -> MetaAsk {
+        let Opening { member, epoch, durable, changes } = of;
         let membership = self.membership.as_ref()?;
         let key = dependent_key(membership.store.volume, member);
         let (version, said) = match &self.record {
@@ -272,7 +277,7 @@ impl Member {
         let prints = &mut self.reported.get_mut(&segment)?.prints;
         let share = shared_of(segment, runs, prints, &offer, are_crcs);
         let offered: BTreeSet<&Print> = offer.prints.iter().collect();
-        prints.retain(|_, print| !offered.contains(print));
+        prints.retain(|_, fingerprint| !offered.contains(fingerprint));
         self.shared_blocks += share.extents.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
         Some(share).filter(|share| !share.extents.is_empty())
     }
@@ -315,7 +320,7 @@ fn shared_of(segment: SegmentNo, runs: &[LiveRun], prints: &ByPosition, offer: &
         // The block behind the run that is being put together.
         let mut next = None;
         for (key, position, crc) in blocks_of(run) {
-            let found = prints.get(&position).and_then(|print| offered.get(print)).copied();
+            let found = prints.get(&position).and_then(|fingerprint| offered.get(fingerprint)).copied();
             let found = found.filter(|at| !are_crcs || offer.crcs[*at as usize] == crc);
             // Where a packed unit was, lengths of the store's don't tell: each is an extent by itself.
             match (found, alike.last_mut().filter(|_| found.is_some() && next == found && !is_packed)) {
@@ -369,6 +374,10 @@ mod tests {
         CatalogueNo { epoch: STORE_EPOCHS, counter }
     }
 
+    fn opening(epoch: u64, durable: u64, changes: u64) -> Opening {
+        Opening { member: VolumeId(3), epoch: Epoch(epoch), durable: Lsn(durable), changes }
+    }
+
     fn at(seconds: u64) -> Instant {
         Instant::ZERO + Duration::from_secs(1000 + seconds)
     }
@@ -376,7 +385,8 @@ mod tests {
     fn offer(catalogue: u64, prints: &[u128]) -> Box<Offer> {
         let homes = [1, 2].map(|n| Leg { node: NodeId(n), device: DeviceId(1) }).to_vec();
         let segment = SegmentNo { epoch: STORE_EPOCHS, counter: 40 };
-        let shared = SharedSegment { segment, geometry: Geometry::new(Layout::Mirror { copies: 2 }, 32), homes };
+        let shared =
+            SharedSegment { segment, geometry: Geometry::new(Layout::Mirror { copies: 2 }, 32), homes, units: None };
         let crcs = (0..prints.len() as u32).map(|i| 100 + i).collect();
         let prints = prints.iter().copied().map(Print).collect();
         Box::new(Offer { catalogue: no(catalogue), shared, run: SharedRun::Plain { block: 4 }, prints, crcs })
@@ -391,12 +401,12 @@ mod tests {
         let mut member = Member { wanted: Some(VolumeId(7)), pace: PACE, ..Member::default() };
         let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
         member.on_joined(Membership { store, print_key: [1; 32], catalogue: no(catalogue) });
-        let me = (VolumeId(3), Epoch(5));
+        let me = opening(5, 9, 0);
         let names = SegmentRanges::default;
-        let asked = member.publish(at(0), me, (Lsn(9), 0), names);
+        let asked = member.publish(at(0), me, names);
         assert!(matches!(asked, Some(MetaRequest::Get { .. })) && !member.may_share());
         member.on_meta(Epoch(5), MetaReply::Record { version: MetaVersion::ABSENT, value: None });
-        let written = member.publish(at(0), me, (Lsn(9), 0), names);
+        let written = member.publish(at(0), me, names);
         let Some(MetaRequest::Swap { value: Some(value), .. }) = written else { panic!("{written:?}") };
         assert_eq!(Names::decode(&value).map(|names| names.catalogue), Ok(no(catalogue)));
         assert!(!member.may_share(), "nobody has heard yet whether it is written");
@@ -410,7 +420,7 @@ mod tests {
         let prints: ByPosition = (10..16).map(|i| (i, Print(u128::from(i)))).collect();
         let offer = offer(0, &[11, 12, 13, 99, 15]);
         let plain = run(500, Stored::Plain { block: 10 }, &[0, 100, 101, 7, 0, 104]);
-        let share = shared_of(SEGMENT, &[plain.clone()], &prints, &offer, true);
+        let share = shared_of(SEGMENT, std::slice::from_ref(&plain), &prints, &offer, true);
         let of = |extent: &SharedExtent| (extent.key.0, extent.blocks, extent.source, extent.run.clone());
         let from = |block| Source::Segment { segment: SEGMENT, block };
         let expected =
@@ -455,9 +465,8 @@ mod tests {
         let mut member = member(5);
         member.on_shared(Lsn(20));
         member.hear(no(6));
-        let publish = |member: &mut Member, durable| {
-            member.publish(at(9), (VolumeId(3), Epoch(5)), (Lsn(durable), 0), SegmentRanges::default)
-        };
+        let publish =
+            |member: &mut Member, durable| member.publish(at(9), opening(5, durable, 0), SegmentRanges::default);
         assert!(publish(&mut member, 19).is_none());
         let Some(MetaRequest::Swap { value: Some(value), .. }) = publish(&mut member, 20) else { panic!("it is due") };
         assert_eq!(Names::decode(&value).map(|names| names.catalogue), Ok(no(6)));
@@ -468,14 +477,14 @@ mod tests {
         let names =
             |epoch, counter| Names { epoch: Epoch(epoch), catalogue: no(counter), ranges: SegmentRanges::default() };
         let mut later = member(5);
-        assert!(later.publish(at(99), (VolumeId(3), Epoch(5)), (Lsn(9), 1), SegmentRanges::default).is_some());
+        assert!(later.publish(at(99), opening(5, 9, 1), SegmentRanges::default).is_some());
         let value = Some(names(6, 5).encode());
         later.on_meta(Epoch(5), MetaReply::Conflict { version: MetaVersion(9), value });
         assert!(!later.may_share() && later.membership().is_none());
         let mut after = Member { pace: PACE, ..Member::default() };
         let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
         after.on_joined(Membership { store, print_key: [1; 32], catalogue: no(2) });
-        after.publish(at(0), (VolumeId(3), Epoch(7)), (Lsn(9), 0), SegmentRanges::default);
+        after.publish(at(0), opening(7, 9, 0), SegmentRanges::default);
         after.on_meta(Epoch(7), MetaReply::Record { version: MetaVersion(4), value: Some(names(6, 8).encode()) });
         after.remember(at(1), SEGMENT, [(10, Print(11))].into());
         after.on_offer(SEGMENT, offer(7, &[11]));

@@ -5,12 +5,12 @@ mod domain;
 pub mod group;
 mod index;
 mod member;
-mod print;
+mod printer;
 pub(crate) mod segments;
 pub(crate) mod snapshots;
 mod store;
 
 pub(crate) use domain::META;
 pub(crate) use member::Member;
-pub(crate) use print::Printer;
+pub(crate) use printer::Printer;
 pub(crate) use store::Store;

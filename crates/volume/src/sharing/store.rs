@@ -10,12 +10,12 @@
 //!
 //! **What nobody names** goes. A segment of which the store's map names nothing any more is *withdrawn*: from the next
 //! state of the catalogue on it is offered to nobody. It is freed when each member has published, in that state or a
-//! later one, a list without it ([`Store::may_name`]).
+//! later one, a list without it ([`Store::may_be_named`]).
 //!
 //! Limits: [`MEMORY_MAX`] for the index; prints of [`LISTS_MAX`] segments; one segment's worth of content is gathered.
 
 use super::index::{PrintIndex, Seen};
-use super::print::Printed;
+use super::printer::Printed;
 use crate::basis::Basis;
 use crate::care::LiveRun;
 use crate::map::Stored;
@@ -57,6 +57,13 @@ struct Content {
     crcs: Vec<BlockCrc>,
     from: BTreeSet<Seen>,
     since: Option<Instant>,
+}
+
+/// Content as a member sends it: a fingerprint and a checksum a block.
+pub(crate) struct Sent<'a> {
+    pub(crate) prints: &'a [Print],
+    pub(crate) crcs: &'a [BlockCrc],
+    pub(crate) blocks: &'a [u8],
 }
 
 #[derive(Debug, Default)]
@@ -120,34 +127,29 @@ impl Store {
         let long = runs.iter().filter(|(_, count)| *count >= basis.config.share_run_min);
         let alike = long.flat_map(|(first, count)| &prints[*first as usize..(first + count) as usize]);
         // What was asked of another one is on its way.
-        let is_free = |print: &&Print| self.wanted.get(print).is_none_or(|of| *of == seen);
+        let is_free = |fingerprint: &&Print| self.wanted.get(fingerprint).is_none_or(|of| *of == seen);
         let wanted: Vec<Print> = alike.filter(is_free).copied().collect();
         if !wanted.is_empty() {
             self.wanted_at = basis.now;
-            self.wanted.extend(wanted.iter().map(|print| (*print, seen)));
+            self.wanted.extend(wanted.iter().map(|fingerprint| (*fingerprint, seen)));
         }
         (wanted, found.stored.len() as u32)
     }
 
     /// Blocks that were wanted. False where they are not what they should be.
-    pub(crate) fn on_content(
-        &mut self,
-        now: Instant,
-        from: Seen,
-        (prints, crcs): (&[Print], &[BlockCrc]),
-        blocks: &[u8],
-    ) -> bool {
+    pub(crate) fn on_content(&mut self, now: Instant, from: Seen, sent: Sent<'_>) -> bool {
+        let Sent { prints, crcs, blocks } = sent;
         let is_whole = blocks.len() == prints.len() * BLOCK_BYTES && crcs.len() == prints.len();
         if !is_whole || block_crcs(blocks) != crcs {
             return false;
         }
-        for ((print, crc), block) in prints.iter().zip(crcs).zip(blocks.chunks_exact(BLOCK_BYTES)) {
+        for ((fingerprint, crc), block) in prints.iter().zip(crcs).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             // Once is enough: it may be on its way already, or twice in what has come.
-            if self.wanted.remove(print).is_none() || self.index.is_stored(*print) {
+            if self.wanted.remove(fingerprint).is_none() || self.index.is_stored(*fingerprint) {
                 continue;
             }
             self.content.blocks.push(Buf::copy_from(block));
-            self.content.prints.push(*print);
+            self.content.prints.push(*fingerprint);
             self.content.crcs.push(*crc);
         }
         if !self.content.blocks.is_empty() {
@@ -264,7 +266,8 @@ impl Store {
                 return Some((member, of_member, Err(segment)));
             };
             self.offered_at.insert(segment, basis.now);
-            let shared = SharedSegment { segment, geometry: info.geometry, homes: info.homes.clone() };
+            let (geometry, homes, units) = (info.geometry, info.homes.clone(), info.units);
+            let shared = SharedSegment { segment, geometry, homes, units };
             let offer = Offer {
                 catalogue: self.catalogue(basis),
                 shared,

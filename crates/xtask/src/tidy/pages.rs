@@ -13,7 +13,7 @@ const WORDS_MAX: &[(&str, usize)] = &[
     ("docs/ARCHITECTURE.md", 1500),
     ("docs/FORMAT.md", 4300),
     ("docs/FORMAT-disk.md", 2000),
-    ("docs/PROTOCOL.md", 2500),
+    ("docs/PROTOCOL.md", 2600),
     ("docs/concepts.md", 1500),
     ("docs/start.md", 1200),
     ("docs/performance.md", 900),

@@ -116,7 +116,7 @@ impl Printer {
         (self.next, self.rests_until) = (SegmentNo::default(), around.basis.now + around.basis.config.repack_every);
     }
 
-    /// What lives of it was read: a worker is to print it, under this number.
+    /// What lives of it was read: a worker is to fingerprint it, under this number.
     pub(crate) fn begin(
         &mut self,
         now: Instant,
