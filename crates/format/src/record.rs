@@ -124,30 +124,40 @@ impl SharedExtent {
     fn is_valid_in(&self, segments: &[SharedSegment]) -> bool {
         let Some(of) = segments.iter().find(|of| of.segment == self.segment) else { return false };
         let blocks = u64::from(self.blocks);
-        let payload_blocks = u64::from(of.geometry.payload_blocks);
-        let is_within = match &self.run {
+        self.run.lies_in(&of.geometry, blocks) && self.crcs.len() as u64 == blocks && self.source != Source::Direct
+    }
+}
+
+impl SharedSegment {
+    /// It is a store's, and has a shape, and a home for each shard.
+    pub fn is_valid(&self) -> bool {
+        let granules = u64::from(self.geometry.payload_blocks) * u64::from(BLOCK_GRANULES);
+        self.segment.epoch >= STORE_EPOCHS
+            && self.geometry.is_valid()
+            && self.units.is_none_or(|units| u64::from(units.get()) <= granules)
+            && self.homes.len() == usize::from(self.geometry.shard_count())
+    }
+}
+
+impl SharedRun {
+    /// Whether so many blocks of a segment of that shape can lie so.
+    pub fn lies_in(&self, geometry: &Geometry, blocks: u64) -> bool {
+        let payload_blocks = u64::from(geometry.payload_blocks);
+        match self {
             SharedRun::Plain { block } => u64::from(*block) + blocks <= payload_blocks,
             SharedRun::Packed { granule, lengths } => {
-                let end_max = payload_blocks * u64::from(BLOCK_GRANULES);
                 lengths.len() == blocks
                     && lengths.fit_from(*granule)
-                    && u64::from(lengths.end_from(*granule)) <= end_max
+                    && u64::from(lengths.end_from(*granule)) <= payload_blocks * u64::from(BLOCK_GRANULES)
             }
-        };
-        is_within && self.crcs.len() as u64 == blocks && self.source != Source::Direct
+        }
     }
 }
 
 impl Share {
     fn is_valid(&self) -> bool {
-        let is_valid = |of: &SharedSegment| {
-            let granules = u64::from(of.geometry.payload_blocks) * u64::from(BLOCK_GRANULES);
-            of.segment.epoch >= STORE_EPOCHS
-                && of.geometry.is_valid()
-                && of.units.is_none_or(|units| u64::from(units.get()) <= granules)
-                && of.homes.len() == usize::from(of.geometry.shard_count())
-        };
-        self.segments.iter().all(is_valid) && self.extents.iter().all(|extent| extent.is_valid_in(&self.segments))
+        self.segments.iter().all(SharedSegment::is_valid)
+            && self.extents.iter().all(|extent| extent.is_valid_in(&self.segments))
     }
 }
 

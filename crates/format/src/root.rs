@@ -182,7 +182,7 @@ impl Root {
     }
 
     /// Refuses lists that no writer makes (bytes from the metadata store, or from a device).
-    fn stores_are_valid(&self) -> bool {
+    pub fn stores_are_valid(&self) -> bool {
         let are_apart = self.stores.windows(2).all(|pair| pair[0].last < pair[1].first);
         let are_above = self.stores.iter().all(|store| STORE_EPOCHS <= store.first && store.first <= store.last);
         are_apart && are_above && (self.stores.is_empty() || self.features.has(Feature::Stores))

@@ -4,7 +4,7 @@
 //! hint is right by the map and by numbers of the store's catalogue, not by when it came (protocol rule 28).
 
 use crate::record::{SegmentNo, SharedRun, SharedSegment};
-use crate::sharing::{CatalogueNo, Store};
+use crate::sharing::{CatalogueNo, STORE_EPOCHS, Store};
 use crate::{FormatError, from_postcard, to_postcard};
 use holdfast_base::{BlockCrc, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,17 @@ pub struct Offer {
     pub run: SharedRun,
     pub prints: Vec<Print>,
     pub crcs: Vec<BlockCrc>,
+}
+
+impl Offer {
+    /// A fingerprint and a checksum for each block, all of which lie in the segment.
+    pub fn is_valid(&self) -> bool {
+        let blocks = self.prints.len();
+        self.shared.is_valid()
+            && self.crcs.len() == blocks
+            && self.run.lies_in(&self.shared.geometry, blocks as u64)
+            && self.catalogue.epoch >= STORE_EPOCHS
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,8 +88,8 @@ impl Talk {
 mod tests {
     use super::*;
     use crate::geometry::{Geometry, Layout};
-    use crate::sharing::STORE_EPOCHS;
-    use holdfast_base::Epoch;
+    use crate::ledger::Leg;
+    use holdfast_base::{DeviceId, Epoch, NodeId};
 
     #[test]
     fn what_is_told_reads_back_and_damage_is_seen() {
@@ -103,6 +114,23 @@ mod tests {
             assert_eq!(Talk::decode(&bytes), Ok(talk));
             assert!(Talk::decode(&bytes[..bytes.len() - 1]).is_err());
         }
+        let homes = [1, 2].map(|n| Leg { node: NodeId(n), device: DeviceId(1) }).to_vec();
+        let geometry = Geometry::new(Layout::Mirror { copies: 2 }, 32);
+        let shared =
+            SharedSegment { segment: SegmentNo { epoch: STORE_EPOCHS, counter: 9 }, geometry, homes, units: None };
+        let good = Offer {
+            catalogue,
+            shared,
+            run: SharedRun::Plain { block: 30 },
+            prints: vec![Print(4), Print(5)],
+            crcs: vec![1, 2],
+        };
+        assert!(good.is_valid());
+        assert!(!Offer { crcs: vec![1], ..good.clone() }.is_valid());
+        assert!(!Offer { run: SharedRun::Plain { block: 31 }, ..good.clone() }.is_valid());
+        assert!(!Offer { run: SharedRun::Plain { block: u32::MAX }, ..good.clone() }.is_valid());
+        let own = SharedSegment { segment, ..good.shared.clone() };
+        assert!(!Offer { shared: own, ..good }.is_valid());
         assert_eq!(Talk::decode(&[]), Err(FormatError::Truncated));
         assert_eq!(Talk::decode(&[2, 0]), Err(FormatError::Version(2)));
     }

@@ -821,7 +821,12 @@ impl Cleaner {
 
     /// A pass that moves nothing is over.
     pub(crate) fn end_pass(&mut self, around: &mut Around<'_>) {
-        self.give_up_pass(around);
+        self.slice_at = None;
+        let victims = self.pass.take().map(|pass| pass.victims).unwrap_or_default();
+        let is_seen = |victim: &Victim| around.segments.get(victim.no).is_some_and(SegmentInfo::is_visible);
+        if !victims.iter().all(is_seen) {
+            around.wants.free_dead();
+        }
     }
 
     /// What the pass is for that is under way.
@@ -907,7 +912,12 @@ impl Cleaner {
     fn give_up_pass(&mut self, around: &mut Around<'_>) {
         let until = around.basis.now + UNREADABLE_PAUSE;
         self.slice_at = None;
-        let unreadable = self.pass.take().map(|pass| pass.unreadable).unwrap_or_default();
+        let mut unreadable = BTreeSet::new();
+        if let Some(pass) = self.pass.take() {
+            // Whoever only looks would look at the same at once.
+            let looked_at = pass.victims.iter().map(|victim| victim.no).filter(|_| !pass.aim.writes());
+            unreadable = pass.unreadable.into_iter().chain(looked_at.collect::<Vec<_>>()).collect();
+        }
         // Victims that died meanwhile were kept for the pass.
         around.wants.free_dead();
         self.unreadable.extend(unreadable.into_iter().map(|no| (no, until)));

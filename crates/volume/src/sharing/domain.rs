@@ -20,14 +20,17 @@ use crate::space::Need;
 use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaRequest, VolumeId};
 use holdfast_cipher::PrintKey;
 use holdfast_format::features::Feature;
-use holdfast_format::record::{Record, SegmentNo};
+use holdfast_format::record::{Record, SegmentNo, SharedSegment};
 use holdfast_format::root::Root;
 use holdfast_format::sharing::{Dependent, Names, SegmentRanges, dependent_key};
-use holdfast_format::talk::{Print, Talk};
+use holdfast_format::talk::{Offer, Print, Talk};
 use std::collections::{BTreeSet, VecDeque};
 
 /// In tokens of requests to the metadata store that are about sharing.
 pub(crate) const META: u64 = 1 << 62;
+
+/// Offers that are made in one turn.
+const OFFERS_AT_ONCE: usize = 8;
 
 /// Runs of numbers in a member's record.
 const RANGES_MAX: usize = 1024;
@@ -65,8 +68,17 @@ impl Domain {
 
 impl Controller {
     /// The volume is to be in the domain of that store.
+    /// One that is in another domain already stays there.
     pub(crate) fn on_set_sharing(&mut self, store: VolumeId) {
         self.shared.domain.member.wanted = Some(store);
+    }
+
+    /// The store of the domain that the volume is in, or else is to be in. A volume has one: its record in the metadata store,
+    /// and what it says, are of that.
+    fn store(&self) -> Option<VolumeId> {
+        let named = self.root().stores.first().map(|store| store.volume);
+        // A store would have to open what is encrypted with another key.
+        named.or_else(|| self.shared.domain.member.wanted.filter(|_| self.basis.config.key.is_none()))
     }
 
     /// A store, or a member of one.
@@ -109,7 +121,9 @@ impl Controller {
         }
         let store = self.root().is_store();
         let looks = store && self.basis.now >= self.shared.domain.looks_for_unnamed_at;
-        if looks && let Some(segment) = self.shared.domain.store.unnamed(&self.basis, &self.segments) {
+        let (cleaner, shared) = (&self.care.cleaner, &self.shared.domain.store);
+        let left_alone = |no| cleaner.is_unreadable(no) || cleaner.is_emptied(no);
+        if looks && let Some(segment) = shared.unnamed(&self.basis, &self.segments, left_alone) {
             return Some((segment, Aim::Forget));
         }
         if looks {
@@ -210,10 +224,7 @@ impl Controller {
     // ---- a member ----
 
     fn drive_member(&mut self, out: Out) {
-        let stores = self.root().stores.last().map(|store| store.volume);
-        // The store would have to open what is encrypted with another key.
-        let wanted = self.shared.domain.member.wanted.filter(|_| self.basis.config.key.is_none());
-        let Some(store) = wanted.or(stores) else { return };
+        let Some(store) = self.store() else { return };
         self.shared.domain.member.pace = self.basis.config.repack_every;
         self.shared.domain.member.takes_old_offers = self.basis.config.mutations.takes_old_offers();
         if self.shared.domain.member.asks_to_join(self.basis.now) {
@@ -253,13 +264,12 @@ impl Controller {
     pub(crate) fn wants_store_named(&self) -> Option<Root> {
         let of = self.shared.domain.member.membership()?;
         let root = self.root();
-        if root.is_store() || root.stores.iter().any(|store| store.volume == of.store.volume) {
+        if root.is_store() || !root.stores.is_empty() {
             return None;
         }
-        let mut root = Root { features: root.features.clone().with(Feature::Stores), ..root.clone() };
-        root.stores.push(of.store);
-        root.stores.sort_unstable_by_key(|store| store.first);
-        Some(root)
+        // What the store has packed may be moved as it lies.
+        let features = root.features.clone().with(Feature::Stores).with(Feature::Packed);
+        Some(Root { features, stores: vec![of.store], ..root.clone() }).filter(Root::stores_are_valid)
     }
 
     // ---- the store ----
@@ -295,7 +305,9 @@ impl Controller {
     }
 
     fn send_offers(&mut self, out: Out) {
-        while let Some((member, segment, offer)) = self.shared.domain.store.next_offer(&self.basis, &self.segments) {
+        for _ in 0..OFFERS_AT_ONCE {
+            let next = self.shared.domain.store.next_offer(&self.basis, &self.segments);
+            let Some((member, segment, offer)) = next else { return };
             match offer {
                 Ok(offer) => self.talk(member, Talk::Take { segment, offer: Box::new(offer) }, out),
                 Err(own) => {
@@ -347,7 +359,10 @@ impl Controller {
     }
 
     pub(crate) fn on_members_changed(&mut self, out: Out) {
-        let joined: Vec<VolumeId> = self.shared.domain.store.joining.iter().copied().collect();
+        let joining = &self.shared.domain.store.joining;
+        let named = self.basis.root().dependents.iter().map(|of| of.volume);
+        // Who asked while the swap was under way is not among them.
+        let joined: Vec<VolumeId> = named.filter(|member| joining.contains(member)).collect();
         self.shared.domain.store.keep_members(self.basis.root());
         joined.into_iter().for_each(|member| self.welcome(member, out));
     }
@@ -393,8 +408,7 @@ impl Controller {
         let is_ours = self.shared.domain.member.membership().is_some_and(|of| of.store.volume == store);
         match talk {
             Talk::Joined { member, membership } if member == self.basis.volume() => {
-                let stores = &self.root().stores;
-                if self.shared.domain.member.wanted == Some(store) || stores.iter().any(|of| of.volume == store) {
+                if self.store() == Some(store) && membership.store.volume == store {
                     self.shared.domain.member.on_joined(membership);
                     self.drive_root(out);
                 }
@@ -405,10 +419,7 @@ impl Controller {
                     self.send_content(store, segment, wanted, out);
                 }
             }
-            // It bears as many failures as what it is named in place of.
-            Talk::Take { segment, offer }
-                if is_ours && offer.shared.geometry.failures() >= self.root().layout.failures() =>
-            {
+            Talk::Take { segment, offer } if is_ours && self.may_take(&offer) => {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
                     self.segments.set_printed(forgotten, false);
                     self.shared.domain.printer.again(forgotten);
@@ -421,6 +432,14 @@ impl Controller {
             }
             _ => {}
         }
+    }
+
+    /// Whether what is offered adds up, and lies as the volume's own data do: it would be copied back otherwise.
+    fn may_take(&self, offer: &Offer) -> bool {
+        let SharedSegment { segment, geometry, homes, .. } = &offer.shared;
+        let is_stores = Some(self.root().owner_of(*segment)) == self.store();
+        let topology = self.topology();
+        is_stores && offer.is_valid() && topology.is_of_policy(geometry) && topology.crowded(geometry, homes).is_none()
     }
 
     fn send_content(&mut self, store: VolumeId, segment: SegmentNo, wanted: Vec<Print>, out: Out) {

@@ -81,6 +81,10 @@ pub(crate) struct Member {
     taking: Option<(SegmentNo, Box<Offer>)>,
     /// When it was published last, and as of how many changes.
     told: (Instant, u64),
+    asked: (Instant, u64),
+    asked_meta_at: Instant,
+    /// The metadata store is not asked before.
+    not_before: Instant,
     pub(crate) pace: Duration,
     /// See [`Mutations`](crate::Mutations).
     pub(crate) takes_old_offers: bool,
@@ -153,7 +157,9 @@ impl Member {
         let key = dependent_key(membership.store.volume, member);
         let (version, said) = match &self.record {
             Record::Asked { at, .. } if now.since(*at) < self.pace / ASKS => return None,
+            _ if now < self.not_before => return None,
             Record::Unknown | Record::Asked { .. } => {
+                self.asked_meta_at = now;
                 self.record = Record::Asked { at: now, names: None };
                 return Some(MetaRequest::Get { key });
             }
@@ -166,9 +172,10 @@ impl Member {
         if is_said && !are_others || durable < since {
             return None;
         }
-        self.told = (now, changes);
+        self.asked = (now, changes);
         let names = Names { epoch, catalogue, ranges: names() };
         let value = Some(names.encode());
+        self.asked_meta_at = now;
         self.record = Record::Asked { at: now, names: Some(names) };
         Some(MetaRequest::Swap { key, expect: version, value, guard: None })
     }
@@ -180,6 +187,7 @@ impl Member {
             MetaReply::Swapped { version } => {
                 let names = asked.take();
                 self.has_published = names.is_some();
+                self.told = self.asked;
                 self.record = Record::Known { version, names };
             }
             MetaReply::Record { version, value } | MetaReply::Conflict { version, value } => {
@@ -199,9 +207,14 @@ impl Member {
                     self.hear(no);
                 }
                 let names = said.filter(|said| said.epoch == epoch);
+                // The swap has won, and nobody heard.
+                self.has_published |= names.is_some();
                 self.record = Record::Known { version, names };
             }
-            MetaReply::GuardFailed { .. } | MetaReply::Unknown => self.record = Record::Unknown,
+            MetaReply::GuardFailed { .. } | MetaReply::Unknown => {
+                self.record = Record::Unknown;
+                self.not_before = self.asked_meta_at + self.pace / ASKS;
+            }
         }
     }
 

@@ -100,16 +100,18 @@ impl Printer {
             return None;
         }
         let own = around.basis.root().own_numbers();
-        let mut ahead = around.segments.iter_from(self.next.max(own.first)).take(around.basis.config.search_step);
-        let found = ahead.find(|(no, info)| {
+        let mut ahead = around.segments.iter_from(self.next.max(own.first));
+        let found = ahead.by_ref().take(around.basis.config.search_step).find(|(no, info)| {
             let is_old = guests_are_away || around.map.heat_class(info.born) >= around.basis.config.print_heat_min;
             own.contains(*no) && is_whole(info) && is_old && !info.printed && !is_left_alone(*no)
         });
-        match found {
-            Some((no, _)) => self.next = no,
+        let found = found.map(|(no, _)| no);
+        // The step has ended where nothing was found, the walk where nothing is ahead.
+        match found.or_else(|| ahead.next().map(|(no, _)| no).filter(|no| own.contains(*no))) {
+            Some(no) => self.next = no,
             None => self.rest(around),
         }
-        found.map(|(no, _)| no)
+        found
     }
 
     pub(crate) fn rest(&mut self, around: &Around<'_>) {

@@ -293,6 +293,10 @@ impl Controller {
             Some("the volume is not open")
         } else if self.shared.creation.is_some() {
             Some("another clone is being made of the volume; try again in a moment")
+        } else if !self.root().stores.is_empty() || self.root().is_store() {
+            Some(
+                "the volume is in a sharing domain, and separate clones of those can't be made yet; copy it (`holdfast send`)",
+            )
         } else if self.root().dependents.iter().any(|of| of.volume == dependent)
             || self.shared.gone.contains(&dependent)
         {

@@ -81,6 +81,8 @@ pub(crate) struct Store {
     /// The first block of its address space that nothing was ever put at, since the volume was opened.
     next_block: Option<u64>,
     due: VecDeque<(VolumeId, SegmentNo, SegmentNo)>,
+    /// Of these the store's segment is to be printed first.
+    unlisted: Vec<(VolumeId, SegmentNo, SegmentNo)>,
     /// These want to be members.
     pub(crate) joining: BTreeSet<VolumeId>,
     published: BTreeMap<VolumeId, Names>,
@@ -222,6 +224,8 @@ impl Store {
     /// One of the store's own segments was printed.
     pub(crate) fn on_own_printed(&mut self, own: VolumeId, printed: &Printed) {
         if let Some(segment) = self.keep_list(&printed.runs, &printed.prints) {
+            let listed: Vec<_> = self.unlisted.extract_if(.., |(_, _, of)| *of == segment).collect();
+            listed.into_iter().for_each(|(member, of_member, of)| self.make_due(member, of_member, of));
             let holders = self.index.store(Seen { volume: own, segment }, &printed.prints);
             for Seen { volume, segment: of_member } in holders {
                 self.make_due(volume, of_member, segment);
@@ -247,7 +251,7 @@ impl Store {
 
     fn make_due(&mut self, member: VolumeId, segment: SegmentNo, stored: SegmentNo) {
         let due = (member, segment, stored);
-        if self.due.len() < DUE_MAX && !self.due.contains(&due) {
+        if self.due.len() + self.unlisted.len() < DUE_MAX && !self.due.contains(&due) {
             self.due.push_back(due);
         }
     }
@@ -263,6 +267,7 @@ impl Store {
             let is_member = basis.root().dependents.iter().any(|of| of.volume == member);
             let (Some(info), true) = (info, is_member && !self.withdrawn.contains_key(&segment)) else { continue };
             let Some(List { run, prints, crcs }) = self.lists.get(&segment) else {
+                self.unlisted.push((member, of_member, segment));
                 return Some((member, of_member, Err(segment)));
             };
             self.offered_at.insert(segment, basis.now);
@@ -355,7 +360,12 @@ impl Store {
     }
 
     /// A segment that no member names, as far as they have published, and that was offered to nobody for long.
-    pub(crate) fn unnamed(&self, basis: &Basis, segments: &Segments) -> Option<SegmentNo> {
+    pub(crate) fn unnamed(
+        &self,
+        basis: &Basis,
+        segments: &Segments,
+        is_left_alone: impl Fn(SegmentNo) -> bool,
+    ) -> Option<SegmentNo> {
         let members = &basis.root().dependents;
         let is_named = |no: SegmentNo| {
             let may_name = |names: Option<&Names>| names.is_none_or(|names| names.ranges.contains(no));
@@ -366,7 +376,7 @@ impl Store {
             basis.now.since(since) >= basis.config.forget_after
         };
         let data = segments.own().filter(|(_, info)| info.kind == crate::segment::Kind::Data && info.is_visible());
-        data.map(|(no, _)| no).filter(is_old).find(|no| !is_named(*no))
+        data.map(|(no, _)| no).filter(is_old).find(|no| !is_named(*no) && !is_left_alone(*no))
     }
 
     pub(crate) fn verify(&self) {
