@@ -407,11 +407,11 @@ impl Controller {
     fn on_store_said(&mut self, store: VolumeId, talk: Talk, out: Out) {
         let is_ours = self.shared.domain.member.membership().is_some_and(|of| of.store.volume == store);
         match talk {
-            Talk::Joined { member, membership } if member == self.basis.volume() => {
-                if self.store() == Some(store) && membership.store.volume == store {
-                    self.shared.domain.member.on_joined(membership);
-                    self.drive_root(out);
-                }
+            Talk::Joined { member, membership }
+                if member == self.basis.volume() && self.store() == Some(store) && membership.store.volume == store =>
+            {
+                self.shared.domain.member.on_joined(membership);
+                self.drive_root(out);
             }
             Talk::Heard { segment, wanted, offers } if is_ours => {
                 self.shared.domain.member.on_heard(segment, wanted.is_empty() && offers == 0);
