@@ -143,6 +143,14 @@ impl Controller {
         found.map(|no| (no, Aim::Print))
     }
 
+    /// What was printed is forgotten where it is needed.
+    fn print_again(&mut self, no: SegmentNo) {
+        if self.segments.get(no).is_some() {
+            self.segments.set_printed(no, false);
+            self.shared.domain.printer.again(no);
+        }
+    }
+
     fn end_pass(&mut self) {
         let (care, mut around) = self.care();
         if care.cleaner.aim().is_some_and(|aim| !aim.writes()) {
@@ -310,10 +318,7 @@ impl Controller {
             let Some((member, segment, offer)) = next else { return };
             match offer {
                 Ok(offer) => self.talk(member, Talk::Take { segment, offer: Box::new(offer) }, out),
-                Err(own) => {
-                    self.segments.set_printed(own, false);
-                    self.shared.domain.printer.again(own);
-                }
+                Err(own) => self.print_again(own),
             }
         }
     }
@@ -421,8 +426,7 @@ impl Controller {
             }
             Talk::Take { segment, offer } if is_ours && self.may_take(&offer) => {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
-                    self.segments.set_printed(forgotten, false);
-                    self.shared.domain.printer.again(forgotten);
+                    self.print_again(forgotten);
                 }
             }
             Talk::Catalogue(no) if is_ours => {
@@ -444,8 +448,7 @@ impl Controller {
 
     fn send_content(&mut self, store: VolumeId, segment: SegmentNo, wanted: Vec<Print>, out: Out) {
         let Some(printed) = self.shared.domain.printer.last(segment) else {
-            self.segments.set_printed(segment, false);
-            return self.shared.domain.printer.again(segment);
+            return self.print_again(segment);
         };
         let wanted: BTreeSet<Print> = wanted.into_iter().collect();
         let places = (0..printed.prints.len()).filter(|at| wanted.contains(&printed.prints[*at]));

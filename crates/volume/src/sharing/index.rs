@@ -24,8 +24,8 @@ pub(crate) struct Found {
     pub(crate) alike: Vec<u32>,
 }
 
-/// Of an entry: eight bytes of the fingerprint, eight of where, and what is free in the nodes of a tree.
-const ENTRY_BYTES: usize = 24;
+/// Prints that are kept.
+const ENTRIES_MAX: usize = 2 << 20;
 
 #[derive(Debug, Clone, Copy)]
 struct Place {
@@ -50,19 +50,13 @@ impl std::fmt::Debug for PrintIndex {
 
 impl Default for PrintIndex {
     fn default() -> PrintIndex {
-        PrintIndex::of_bytes(super::store::MEMORY_MAX)
+        PrintIndex::of(ENTRIES_MAX)
     }
 }
 
 impl PrintIndex {
-    pub(crate) fn of_bytes(bytes: usize) -> PrintIndex {
-        PrintIndex {
-            entries_max: bytes / ENTRY_BYTES,
-            zero_bits: 0,
-            places: BTreeMap::new(),
-            sources: Vec::new(),
-            numbers: BTreeMap::new(),
-        }
+    fn of(entries_max: usize) -> PrintIndex {
+        PrintIndex { entries_max, zero_bits: 0, places: BTreeMap::new(), sources: Vec::new(), numbers: BTreeMap::new() }
     }
 
     /// One of so many prints is kept.
@@ -159,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_others_have_or_what_came_before_is_alike_and_a_second_report_is_not() {
-        let mut index = PrintIndex::of_bytes(1 << 20);
+        let mut index = PrintIndex::of(1000);
         let mut content = prints(1, 20);
         assert!(index.look_up(seen(1, 0), &content).alike.is_empty());
         assert!(index.look_up(seen(1, 0), &content).alike.is_empty(), "it is the same segment");
@@ -172,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_is_found_there_and_who_had_it_is_told() {
-        let mut index = PrintIndex::of_bytes(1 << 20);
+        let mut index = PrintIndex::of(1000);
         let content = prints(1, 20);
         index.look_up(seen(1, 0), &content[..10]);
         index.look_up(seen(2, 5), &content[10..]);
@@ -189,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_full_table_forgets_half_of_what_it_has_and_finds_the_rest() {
-        let mut index = PrintIndex::of_bytes(1000 * ENTRY_BYTES);
+        let mut index = PrintIndex::of(1000);
         let content = prints(1, 3000);
         index.look_up(seen(1, 0), &content);
         index.verify();

@@ -31,7 +31,7 @@ const ASKS: u32 = 10;
 /// That other segments are named is told so long after the last time.
 const CHANGED_AFTER: u32 = 6;
 
-/// Segments whose prints are kept: eight mebibytes, with a thousand blocks in each.
+/// Segments whose prints are kept.
 const REPORTED_MAX: usize = 256;
 
 /// Offers that wait: a store sends them faster than they are taken where it has much that is alike.
@@ -58,7 +58,7 @@ enum Record {
     #[default]
     Unknown,
     /// Asked for, or being written.
-    Asked { at: Instant, names: Option<Names> },
+    Asked { at: Instant, names: Option<Names>, changes: u64 },
     /// Its version, and what it says where this opening wrote it.
     Known { version: MetaVersion, names: Option<Names> },
 }
@@ -81,8 +81,6 @@ pub(crate) struct Member {
     taking: Option<(SegmentNo, Box<Offer>)>,
     /// When it was published last, and as of how many changes.
     told: (Instant, u64),
-    asked: (Instant, u64),
-    asked_meta_at: Instant,
     /// The metadata store is not asked before.
     not_before: Instant,
     pub(crate) pace: Duration,
@@ -159,8 +157,7 @@ impl Member {
             Record::Asked { at, .. } if now.since(*at) < self.pace / ASKS => return None,
             _ if now < self.not_before => return None,
             Record::Unknown | Record::Asked { .. } => {
-                self.asked_meta_at = now;
-                self.record = Record::Asked { at: now, names: None };
+                self.record = Record::Asked { at: now, names: None, changes };
                 return Some(MetaRequest::Get { key });
             }
             Record::Known { version, names } => (*version, names),
@@ -172,22 +169,21 @@ impl Member {
         if is_said && !are_others || durable < since {
             return None;
         }
-        self.asked = (now, changes);
         let names = Names { epoch, catalogue, ranges: names() };
         let value = Some(names.encode());
-        self.asked_meta_at = now;
-        self.record = Record::Asked { at: now, names: Some(names) };
+        self.record = Record::Asked { at: now, names: Some(names), changes };
         Some(MetaRequest::Swap { key, expect: version, value, guard: None })
     }
 
     /// An answer; `epoch` is this opening's.
     pub(crate) fn on_meta(&mut self, epoch: Epoch, reply: MetaReply) {
-        let Record::Asked { names: asked, .. } = &mut self.record else { return };
+        let Record::Asked { at, names: asked, changes } = &mut self.record else { return };
+        let (at, changes) = (*at, *changes);
         match reply {
             MetaReply::Swapped { version } => {
                 let names = asked.take();
                 self.has_published = names.is_some();
-                self.told = self.asked;
+                self.told = (at, changes);
                 self.record = Record::Known { version, names };
             }
             MetaReply::Record { version, value } | MetaReply::Conflict { version, value } => {
@@ -213,7 +209,7 @@ impl Member {
             }
             MetaReply::GuardFailed { .. } | MetaReply::Unknown => {
                 self.record = Record::Unknown;
-                self.not_before = self.asked_meta_at + self.pace / ASKS;
+                self.not_before = at + self.pace / ASKS;
             }
         }
     }

@@ -63,8 +63,6 @@ pub(crate) struct Printer {
     jobs: u64,
     printing: Option<Printing>,
     last: Option<Printed>,
-    /// Prints of blocks that were printed since the volume was opened.
-    pub(crate) blocks: u64,
 }
 
 impl Printer {
@@ -140,7 +138,6 @@ impl Printer {
         let Printing { segment, runs, blocks, .. } = self.printing.take()?;
         let count: u64 = runs.iter().map(LiveRun::blocks).sum();
         let prints = prints.filter(|prints| prints.len() as u64 == count)?;
-        self.blocks += count;
         self.last = Some(Printed { segment, runs, prints, blocks, at: now });
         self.last.as_ref()
     }

@@ -12,7 +12,7 @@
 //! state of the catalogue on it is offered to nobody. It is freed when each member has published, in that state or a
 //! later one, a list without it ([`Store::may_be_named`]).
 //!
-//! Limits: [`MEMORY_MAX`] for the index; prints of [`LISTS_MAX`] segments; one segment's worth of content is gathered.
+//! Limits: those of the index; prints of [`LISTS_MAX`] segments; one segment's worth of content is gathered.
 
 use super::index::{PrintIndex, Seen};
 use super::printer::Printed;
@@ -29,10 +29,7 @@ use holdfast_format::sharing::{CatalogueNo, Names, Store as StoreOf};
 use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Of the index.
-pub(crate) const MEMORY_MAX: usize = 48 << 20;
-
-/// Prints of so many segments are kept: eight mebibytes, with a thousand blocks in each.
+/// Prints of so many segments are kept.
 const LISTS_MAX: usize = 256;
 
 /// Content that was gathered is written after a fifth of the rest of a walk, however little it is.
@@ -138,12 +135,12 @@ impl Store {
         (wanted, found.stored.len() as u32)
     }
 
-    /// Blocks that were wanted. False where they are not what they should be.
-    pub(crate) fn on_content(&mut self, now: Instant, from: Seen, sent: Sent<'_>) -> bool {
+    /// Blocks that were wanted. What is not what it should be is left.
+    pub(crate) fn on_content(&mut self, now: Instant, from: Seen, sent: Sent<'_>) {
         let Sent { prints, crcs, blocks } = sent;
         let is_whole = blocks.len() == prints.len() * BLOCK_BYTES && crcs.len() == prints.len();
         if !is_whole || block_crcs(blocks) != crcs {
-            return false;
+            return;
         }
         for ((fingerprint, crc), block) in prints.iter().zip(crcs).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             // Once is enough: it may be on its way already, or twice in what has come.
@@ -158,7 +155,6 @@ impl Store {
             self.content.from.insert(from);
             self.content.since.get_or_insert(now);
         }
-        true
     }
 
     /// What was gathered, where it is enough, or has waited for long enough. `first`: of its address space what nothing
