@@ -6,6 +6,7 @@ use crate::groups::Sibling;
 use crate::limits::Limits;
 use crate::offers::Offer;
 use crate::reservation::ReservedVolume;
+use crate::views::Weakness;
 use holdfast_base::{
     BlockReply, BlockRequest, Buf, DeviceId, Epoch, InstanceId, MetaReply, MetaRequest, MetaVersion, NodeId, Token,
     Urgency, VolumeId,
@@ -19,7 +20,7 @@ use holdfast_format::root::Root;
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, NodeTimes, Reply, Request};
-use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Task, Why, Worked};
+use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Question, Task, Why, Worked};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -197,6 +198,8 @@ pub enum Order {
     },
     /// Takes snapshots of several volumes in service, or clones, at one moment.
     SnapshotGroup(GroupOrder),
+    /// What volumes in service lack, or would without some nodes.
+    Inspect(Question),
     /// Has volumes leave these devices, and no others.
     Drain(BTreeSet<DeviceId>),
     /// A volume is fixed from here on, or no more.
@@ -359,6 +362,8 @@ pub enum Outcome {
     Grouped(GroupOutcome),
     /// What the other host says; `None` where it can't be asked.
     Yielded(Option<Answer>),
+    /// Of volumes that lack anything, or can't tell yet.
+    Inspected(Vec<Weakness>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -586,6 +591,7 @@ outcome!(preload, Preload, Option<Option<PreloadState>>);
 outcome!(closed, Closed, CloseOutcome);
 outcome!(resized, Resized, ResizeOutcome);
 outcome!(changed, Changed, ChangeOutcome);
+outcome!(inspected, Inspected, Vec<Weakness>);
 outcome!(filtered, Filtered, FilterOutcome);
 outcome!(dependent, Dependent, DependentOutcome);
 outcome!(grouped, Grouped, GroupOutcome);

@@ -13,7 +13,7 @@
 //! no other; (2) what a reactor tells of a volume counts only if that is its home; (3) with [`Spread::ById`] a home never
 //! changes.
 
-use crate::event::Order;
+use crate::event::{Order, Outcome};
 use crate::offers::{Offer, Place};
 use crate::volumes::{split_export, split_ticket};
 use holdfast_base::{ExportInfo, VolumeId};
@@ -262,9 +262,24 @@ impl Homes {
             | Order::SetReservation { .. }
             | Order::LocalNodes(_)
             | Order::Access { .. }
+            | Order::Inspect(_)
             | Order::TakeNoMore
             | Order::CloseAll => Route::All,
         }
+    }
+}
+
+impl Outcome {
+    /// What all reactors say to an order that was for all of them.
+    pub fn of_all(parts: Vec<Outcome>) -> Outcome {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next().unwrap_or(Outcome::Done);
+        for part in parts {
+            if let (Outcome::Inspected(all), Outcome::Inspected(weak)) = (&mut whole, part) {
+                all.extend(weak);
+            }
+        }
+        whole
     }
 }
 
@@ -280,6 +295,7 @@ impl Order {
             }
             Order::LocalNodes(nodes) => Order::LocalNodes(nodes.clone()),
             Order::Access { lists, limits } => Order::Access { lists: lists.clone(), limits: limits.clone() },
+            Order::Inspect(question) => Order::Inspect(question.clone()),
             Order::TakeNoMore => Order::TakeNoMore,
             Order::CloseAll => Order::CloseAll,
             _ => return None,

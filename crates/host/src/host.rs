@@ -11,6 +11,7 @@ use crate::admission::Room;
 use crate::event::{Call, ChangeOutcome, Effect, Event, Level, News, OpenSpec, Ownership, Policy};
 use crate::groups::Groups;
 use crate::homes::Names;
+use crate::inspections::Inspections;
 use crate::mutations::Mutations;
 use crate::offers::Forward;
 use crate::packing::{Job, Packing, PackingFigures, PackingShare};
@@ -109,6 +110,7 @@ pub struct Host {
     pub(crate) waiters: Waiters,
     nodes_up: BTreeMap<NodeId, NodeUp>,
     pub(crate) nodes_away: BTreeSet<NodeId>,
+    pub(crate) inspections: Inspections,
     pub(crate) local_nodes: BTreeSet<NodeId>,
     /// Devices that volumes leave.
     pub(crate) draining: BTreeSet<DeviceId>,
@@ -148,6 +150,7 @@ impl Host {
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
+            inspections: Inspections::default(),
             local_nodes: BTreeSet::new(),
             draining: BTreeSet::new(),
             volume_effects: Effects::new(),
@@ -212,6 +215,7 @@ impl Host {
     pub fn next_deadline(&self) -> Option<Instant> {
         let machines = earliest(self.volumes.next_deadline(), self.groups.next_deadline());
         let machines = earliest(machines, earliest(self.turns.next_deadline(), self.packing.next_deadline()));
+        let machines = earliest(machines, self.inspections.next_deadline());
         earliest(earliest(machines, self.forward.next_deadline()), Some(self.chores_at))
     }
 
@@ -581,6 +585,7 @@ impl Host {
         self.tick_volumes(now, &mut ticked, out);
         self.tick_groups(now, out);
         self.tick_turns(now, out);
+        self.tick_inspections(now, out);
         self.forward.tick(now);
         self.do_chores(now, out);
         self.settle(now, out);

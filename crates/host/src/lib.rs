@@ -19,6 +19,7 @@ pub mod forward;
 mod groups;
 pub mod homes;
 mod host;
+mod inspections;
 mod limits;
 mod mutations;
 #[cfg(feature = "simulated")]

@@ -2,11 +2,12 @@
 
 use crate::event::{ChangeOutcome, CloseOutcome, Effect, OpenSpec, Order, Outcome, ResizeOutcome, Wanted};
 use crate::host::{Host, Out, info, warn};
+use crate::inspections::Purpose;
 use crate::reservation::ReservedVolume;
 use crate::volumes::{VOLUMES_MAX, Volume};
 use crate::waiters::Awaited;
 use holdfast_base::{DeviceId, HeadId, Instant, Token, VolumeId};
-use holdfast_volume::{Change, Claim, Event as VolumeEvent, PreloadState, State, Target};
+use holdfast_volume::{Change, Claim, Event as VolumeEvent, PreloadState, Question, State, Target};
 use std::collections::BTreeMap;
 
 impl Host {
@@ -17,7 +18,11 @@ impl Host {
                 self.open_if_closed(now, spec, (exported, VolumeEvent::Open), out);
                 Some(Outcome::Done)
             }
-            Order::Preload { spec } => Some(self.preload(now, spec, out)),
+            Order::Preload { spec } => self.preload(now, spec, ticket, out),
+            Order::Inspect(question) => {
+                self.inspect(now, ticket, Purpose::Volumes, question, out);
+                None
+            }
             Order::LetGo { volume } => {
                 self.let_go(now, volume, out);
                 Some(Outcome::Done)
@@ -154,19 +159,18 @@ impl Host {
     }
 
     /// Reads what another host is about to hand over.
-    fn preload(&mut self, now: Instant, spec: OpenSpec, out: Out) -> Outcome {
-        let volume = spec.volume;
+    fn preload(&mut self, now: Instant, spec: OpenSpec, ticket: u64, out: Out) -> Option<Outcome> {
+        let id = spec.volume;
         self.open_if_closed(now, spec, (false, VolumeEvent::Preload), out);
+        let volume = self.find_id(id);
+        let state = volume.map(|volume| volume.controller.preload_state());
         // With more nodes away than its layout bears, the log's being there is not all that it takes.
-        let lacks = |volume: &Volume| {
-            let away = &self.nodes_away;
-            away.len() > usize::from(volume.layout().failures()) && volume.controller.lost_without(away) > 0
-        };
-        let preload = |volume: &Volume| match volume.controller.preload_state() {
-            Some(PreloadState::Done) if lacks(volume) => Some(PreloadState::Unreadable),
-            state => state,
-        };
-        Outcome::Preload(self.find_id(volume).map(preload))
+        let is_short = volume.is_some_and(|volume| self.nodes_away.len() > usize::from(volume.layout().failures()));
+        if state != Some(Some(PreloadState::Done)) || !is_short {
+            return Some(Outcome::Preload(state));
+        }
+        self.inspect(now, ticket, Purpose::Preload(id), Question::Lost(self.nodes_away.clone()), out);
+        None
     }
 
     fn is_in_care(&self, name: &str) -> bool {

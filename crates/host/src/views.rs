@@ -2,10 +2,10 @@
 
 use crate::host::Host;
 use crate::volumes::Volume;
-use holdfast_base::{Epoch, NodeId, VolumeId};
+use holdfast_base::{Epoch, VolumeId};
 use holdfast_format::sharing::SegmentRanges;
 use holdfast_volume::State;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// By separate clone that is open here: of which generation its record of what it names is.
 pub type Published = BTreeMap<VolumeId, (Epoch, u64)>;
@@ -32,7 +32,7 @@ pub struct Weakness {
     pub entries: u64,
 }
 
-fn is_unknown(volume: &Volume) -> bool {
+pub(crate) fn is_unknown(volume: &Volume) -> bool {
     matches!(volume.controller().state(), State::Opening | State::Closing)
 }
 
@@ -48,23 +48,5 @@ impl Host {
             SharingView { id, dependents, named, generation }
         };
         open.map(sharing).filter(|sharing| !sharing.dependents.is_empty() || sharing.named.is_some()).collect()
-    }
-
-    /// Volumes in service that lack something for another reason than this node's absence, or can't tell yet.
-    pub fn weak_apart_from(&self, node: NodeId) -> Vec<Weakness> {
-        let weakness = |volume: &Volume| {
-            let (segments, entries) = volume.controller().weak_apart_from(node);
-            Weakness { volume: volume.name().to_string(), unknown: is_unknown(volume), segments, entries }
-        };
-        self.volumes().map(weakness).filter(|w| w.unknown || w.segments + w.entries > 0).collect()
-    }
-
-    /// Volumes in service with segments that could not be read without these nodes, or that can't tell yet.
-    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> Vec<Weakness> {
-        let loss = |volume: &Volume| {
-            let segments = volume.controller().lost_without(nodes);
-            Weakness { volume: volume.name().to_string(), unknown: is_unknown(volume), segments, entries: 0 }
-        };
-        self.volumes().map(loss).filter(|w| w.unknown || w.segments > 0).collect()
     }
 }

@@ -10,11 +10,12 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, Lists, OpenSpec, Order, PackingShare,
-    Room, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Host, Isolation, Limits, Lists, OpenSpec, Order, Outcome,
+    PackingShare, Room, Source,
 };
 use holdfast_store as store;
 use holdfast_volume::State;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const SIZE_BYTES: u64 = 16 << 20;
@@ -28,6 +29,8 @@ pub struct Idle {
     /// Requests of guests, and those that were answered well.
     asked: u64,
     answered: u64,
+    /// What came of orders with a ticket of their own.
+    pub outcomes: BTreeMap<u64, Outcome>,
 }
 
 impl Idle {
@@ -59,14 +62,14 @@ impl Idle {
             care: Care { rebuild_after: Duration::from_secs(600), scrub_every: Duration::from_secs(14 * 86_400) },
             isolation: Some(Isolation::default()),
             packing: PackingShare::default(),
-            room: Room { max: 64, kept_for_local: 8 },
+            room: Room { max: volumes as usize + 8, kept_for_local: 8 },
             expected_volumes: volumes as usize,
             mutations: holdfast_host::Mutations::default(),
             of_controllers: holdfast_volume::Mutations::default(),
             tune: |_| {},
         });
         let at = world.attach(0, HostMachine::new(host));
-        let mut idle = Idle { world, at, asked: 0, answered: 0 };
+        let mut idle = Idle { world, at, asked: 0, answered: 0, outcomes: BTreeMap::new() };
         let access = Order::Access { lists: Lists::new(), limits: Limits::new() };
         idle.tell(Event::Order { ticket: u64::MAX, order: access });
         let shared = names.clone().map(|(volume, _)| volume).collect();
@@ -122,9 +125,16 @@ impl Idle {
     /// What the host wants besides calls: answers count.
     fn see_to(&mut self) {
         while let Some(wish) = self.world.machine_mut(self.at).and_then(|machine| machine.wishes.pop_front()) {
-            if let Effect::Reply { reply, .. } = wish {
-                assert!(reply.result.is_ok(), "{reply:?}");
-                self.answered += 1;
+            match wish {
+                Effect::Reply { reply, .. } => {
+                    assert!(reply.result.is_ok(), "{reply:?}");
+                    self.answered += 1;
+                }
+                Effect::Done { ticket, outcome } if ticket != u64::MAX => {
+                    let former = self.outcomes.insert(ticket, outcome);
+                    assert!(former.is_none(), "an order is answered once");
+                }
+                _ => {}
             }
         }
     }

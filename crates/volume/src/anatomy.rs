@@ -2,14 +2,14 @@
 
 use crate::api::{SpaceUse, State, Status};
 use crate::controller::Controller;
-use crate::segment::{Kind, SegmentInfo};
+use crate::inspection::{Inspected, Inspection, Question};
+use crate::segment::Kind;
 use crate::space::TierUse;
-use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, Instant, LedgerId, Lsn, NodeId};
+use holdfast_base::{BLOCK_BYTES, DeviceId, Epoch, Instant, LedgerId, Lsn};
 use holdfast_format::geometry::Layout;
 use holdfast_format::ledger::{AckRule, Leg};
-use holdfast_format::record::SegmentNo;
 use holdfast_format::tier::Tiers;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The parts of a volume, from its guests' requests down to devices.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -151,57 +151,15 @@ impl Controller {
         self.survey.is_settled(self.topology(), &self.segments)
     }
 
-    /// The same, without counting what is out with one node.
-    fn degraded_apart_from(&self, node: NodeId) -> u64 {
-        if self.is_over() {
-            return 0;
+    /// Looks at the next segments, `count` at most; true when all were looked at. Nothing is found of a volume that nobody
+    /// has opened, and nothing weak of one that is served no more.
+    pub fn inspect(&self, question: &Question, inspection: &mut Inspection, count: usize) -> bool {
+        let is_over = matches!(question, Question::WeakApartFrom(_)) && self.is_over();
+        if is_over || !self.basis.is_known() {
+            return true;
         }
-        let topology = self.topology();
-        let is_out = |home: &Leg| home.node != node && !self.peers.leg_usable(*home);
-        let is_narrow = |info: &SegmentInfo| match info.kind {
-            Kind::Data => !topology.is_of_policy(&info.geometry),
-            _ => topology.is_narrow_metadata(&info.geometry),
-        };
-        let is_crowded = |info: &SegmentInfo| topology.crowded(&info.geometry, &info.homes).is_some();
-        // What is out with that node alone was found, too; nothing else was.
-        let is_degraded = |no: &SegmentNo| {
-            let Some(info) = self.segments.get(*no) else { return false };
-            self.basis.is_foreign(*no)
-                || info.is_live() && (is_narrow(info) || is_crowded(info))
-                || info.homes.iter().any(is_out)
-        };
-        let weak = match self.is_surveyed() {
-            true => self.survey().weak().clone(),
-            // Who asks is not told that nobody knows yet: a volume at rest may be long at that.
-            false => self.survey.walk(topology, &self.segments).weak().clone(),
-        };
-        let lacking = weak.into_iter().filter(is_degraded).collect();
-        self.care.repairer.with_wanted(lacking, &self.basis, &self.segments).len() as u64
-    }
-
-    /// Segments and log entries that lack redundancy whether this node is there or not: without it they would lack
-    /// more.
-    pub fn weak_apart_from(&self, node: NodeId) -> (u64, u64) {
-        if !self.basis.is_known() {
-            return (0, 0);
-        }
-        (self.degraded_apart_from(node), self.at_risk_apart_from(Some(node)))
-    }
-
-    /// Segments that are needed and could not be read any more without these nodes, as things are now. What the log
-    /// holds is in memory, too, and will be in segments.
-    pub fn lost_without(&self, nodes: &BTreeSet<NodeId>) -> u64 {
-        if !self.basis.is_known() {
-            return 0;
-        }
-        let is_lost = |info: &SegmentInfo| {
-            let stays = |home: &Leg| !nodes.contains(&home.node) && self.peers.leg_usable(*home);
-            let left = info.homes.iter().enumerate().filter(|(_, home)| stays(home));
-            let positions: BTreeSet<u8> = left.map(|(index, _)| info.geometry.position(index as u8)).collect();
-            positions.len() < usize::from(info.geometry.data)
-        };
-        let needed = self.segments.own().filter(|(_, info)| info.is_needed() || info.kind == Kind::Run);
-        needed.filter(|(_, info)| is_lost(info)).count() as u64
+        let (segments, repairer) = (&self.segments, &self.care.repairer);
+        inspection.go_on(question, &Inspected { topology: self.topology(), segments, repairer }, count)
     }
 
     pub(crate) fn astray_segments(&self) -> u64 {

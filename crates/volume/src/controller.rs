@@ -61,7 +61,7 @@ use crate::wants::Wants;
 use holdfast_base::time::earliest;
 use holdfast_base::{
     BLOCK_BYTES, BlockData, BlockError, BlockReply, BlockRequest, Buf, DeviceId, Epoch, HeadId, Instant, Key, NodeId,
-    ObjectId, Prng, RequestToken, Slab, Token, Urgency,
+    ObjectId, Prng, RequestToken, ShardId, Slab, Token, Urgency,
 };
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
@@ -811,9 +811,9 @@ impl Controller {
         care.repairer.on_repair_lost(&mut around, repair);
     }
 
-    fn on_inventory(&mut self, node: NodeId, device: DeviceId, reply: Reply, out: Out) {
+    fn on_inventory(&mut self, leg: Leg, after: Option<ShardId>, reply: Reply, out: Out) {
         let (care, mut around) = self.care();
-        care.repairer.on_inventory(&mut around, node, device, reply, out);
+        care.repairer.on_inventory(&mut around, leg, after, reply, out);
     }
 
     /// The free record of these segments is complete: their shards may go.
@@ -998,10 +998,8 @@ impl Controller {
             let (basis, map, segments, turn) = (&self.basis, &self.map, &self.segments, &mut self.turn);
             match self.care.audit.walk(&mut Walk { basis, guests_are_at_work, map, segments, turn }) {
                 Walked::Rests => return,
-                Walked::Needs(leaves) => {
-                    for no in leaves {
-                        self.load_leaves(&[no], LeafWaiter::Audit, out);
-                    }
+                Walked::Needs(leaf) => {
+                    self.load_leaves(&[leaf], LeafWaiter::Audit, out);
                 }
                 Walked::All => return self.finish_audit(out),
             }
@@ -1211,7 +1209,7 @@ impl Controller {
                 let made = care.repairer.on_repair_made(&mut around, repair, waited, &reply, out);
                 self.on_shard_made(made, out);
             }
-            Purpose::Inventory { device } => self.on_inventory(node, device, reply, out),
+            Purpose::Inventory { device, after } => self.on_inventory(Leg { node, device }, after, reply, out),
             Purpose::LedgerInventory { leg } => self.on_ledger_inventory(leg, &reply, out),
             Purpose::DeleteShards { shards } => {
                 let (care, mut around) = self.care();
@@ -1251,8 +1249,8 @@ impl Controller {
                 self.peers.on_not_made(call.node, self.basis.now);
                 self.on_repair_lost(repair);
             }
-            Purpose::Inventory { device } => {
-                self.on_inventory(call.node, device, Reply::Refused(Refusal::Busy), out);
+            Purpose::Inventory { device, after } => {
+                self.on_inventory(Leg { node: call.node, device }, after, Reply::Refused(Refusal::Busy), out);
             }
             Purpose::LedgerInventory { .. } => {}
             // The node will be asked what it holds when it is back.

@@ -7,6 +7,7 @@ pub mod api;
 mod basis;
 mod care;
 pub mod controller;
+mod inspection;
 mod io;
 mod log;
 mod map;
@@ -26,6 +27,7 @@ pub use api::{
 };
 pub use care::{Shares, Sharing};
 pub use controller::Controller;
+pub use inspection::{Inspection, Question};
 pub use io::quiesce;
 pub use map::{CloneInfo, Snapshot};
 pub use owner::root::FEATURES_SERVED;

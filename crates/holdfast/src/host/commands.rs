@@ -20,7 +20,7 @@ use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling}
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -96,16 +96,6 @@ pub enum Command {
     LeftToDrain {
         answer: Answer<BTreeMap<DeviceId, u64>>,
     },
-    /// Volumes in service that lack something for another reason than this node's absence, or can't tell yet.
-    Weak {
-        node: NodeId,
-        answer: Answer<Vec<Weakness>>,
-    },
-    /// Volumes in service with segments that could not be read without these nodes, or that can't tell yet.
-    Losses {
-        nodes: BTreeSet<NodeId>,
-        answer: Answer<Vec<Weakness>>,
-    },
     /// What is set aside for fixed volumes.
     Reservations {
         answer: Answer<BTreeMap<VolumeId, ReservedVolume>>,
@@ -176,10 +166,6 @@ impl From<views::Weakness> for Weakness {
     fn from(views::Weakness { volume, unknown, segments, entries }: views::Weakness) -> Weakness {
         Weakness { volume, unknown, segments, entries }
     }
-}
-
-fn told(weak: Vec<views::Weakness>) -> Vec<Weakness> {
-    weak.into_iter().map(Weakness::from).collect()
 }
 
 /// The part of `status` that the reactor knows.
@@ -256,8 +242,6 @@ impl Shell {
             Command::Loads { answer } => answer.tell(self.loads(now)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
-            Command::Weak { node, answer } => answer.tell(told(self.host.weak_apart_from(node))),
-            Command::Losses { nodes, answer } => answer.tell(told(self.host.lost_without(&nodes))),
             Command::Reservations { answer } => answer.tell(self.host.reservations().clone()),
             // What fixed volumes own every reactor knows, and one says.
             Command::Claims { beside, answer } if self.own.is_front() => answer.tell(self.host.claims_beside(beside)),

@@ -8,7 +8,7 @@
 use super::assignment::{self, Assignment, Hold, Input, Offered};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
-use super::commands::{Answer, Command, LiveStatus};
+use super::commands::{Answer, Command, LiveStatus, Weakness};
 use super::control_sockets::{self, Role};
 use super::devices::TaskHistory;
 use super::errands;
@@ -54,6 +54,7 @@ use holdfast_host::{
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
+use holdfast_volume::Question;
 use holdfast_volume::protect::{self, Protect};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -536,6 +537,12 @@ impl ControlPlane {
 
     pub(super) fn order_within(&self, patience: Duration, order: Order) -> Result<Outcome> {
         ask(&self.reactors, patience, |answer| Command::Order { order: Box::new(order), answer })
+    }
+
+    /// What volumes in service here lack.
+    pub(super) fn inspect(&self, question: Question) -> Result<Vec<Weakness>> {
+        let weak = self.order(Order::Inspect(question))?.inspected();
+        Ok(weak.into_iter().map(Weakness::from).collect())
     }
 
     pub(super) fn status(&self) -> Result<HostStatus> {

@@ -36,6 +36,7 @@ use holdfast_format::meta::{
 use holdfast_host::Order;
 use holdfast_runtime::meta::{Commit, Compare, Write};
 use holdfast_runtime::pki::Role;
+use holdfast_volume::Question;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -448,7 +449,7 @@ impl ControlPlane {
 
     /// What volumes in service here would lose without these nodes.
     pub(super) fn losses_here(&self, nodes: &BTreeSet<NodeId>) -> Result<Vec<Weakness>> {
-        self.ask(|answer| Command::Losses { nodes: nodes.clone(), answer })
+        self.inspect(Question::Lost(nodes.clone()))
     }
 
     /// What volumes in service anywhere would lose without these nodes.

@@ -13,13 +13,14 @@
 //! told that. One whose lease has run out is not asked, though it may serve on while it does not reach the metadata
 //! store.
 
-use super::commands::{Command, Weakness};
+use super::commands::Weakness;
 use super::control::ControlPlane;
 use super::meta::Meta;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 use holdfast_base::NodeId;
 use holdfast_runtime::meta::Change;
+use holdfast_volume::Question;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -121,7 +122,7 @@ impl ControlPlane {
         let (Some(requester), Ok(query)) = (requester, serde_json::from_slice::<PeerQuery>(query)) else {
             return Ok(());
         };
-        let weak = self.ask(|answer| Command::Weak { node: NodeId(query.node), answer })?;
+        let weak = self.inspect(Question::WeakApartFrom(NodeId(query.node)))?;
         let told = serde_json::to_vec(&PeerAnswer { id: query.id, weak }).expect("our records always encode");
         self.presence.keep(&format!("{ANSWER_PREFIX}{}/{requester}", self.catalog.host()), Some(&told))
     }

@@ -214,10 +214,6 @@ impl Reactors {
             Command::Sharing { known, answer } => {
                 self.post_to_all(answer, concat, |answer| Command::Sharing { known: known.clone(), answer })
             }
-            Command::Weak { node, answer } => self.post_to_all(answer, concat, |answer| Command::Weak { node, answer }),
-            Command::Losses { nodes, answer } => {
-                self.post_to_all(answer, concat, |answer| Command::Losses { nodes: nodes.clone(), answer })
-            }
             Command::LeftToDrain { answer } => {
                 self.post_to_all(answer, sum_of_maps, |answer| Command::LeftToDrain { answer })
             }
@@ -284,13 +280,10 @@ impl Reactors {
                 let posted = self.post_to(reactor, Command::Order { order, answer });
                 posted.inspect_err(|_| self.homes().arrived(volume))
             }
-            Route::All => {
-                let first = |parts: Vec<Outcome>| parts.into_iter().next().unwrap_or(Outcome::Done);
-                self.post_to_all(answer, first, |answer| {
-                    let order = Box::new(order.again().expect("what is for all can be told several times"));
-                    Command::Order { order, answer }
-                })
-            }
+            Route::All => self.post_to_all(answer, Outcome::of_all, |answer| {
+                let order = Box::new(order.again().expect("what is for all can be told several times"));
+                Command::Order { order, answer }
+            }),
         }
     }
 

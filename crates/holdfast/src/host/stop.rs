@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use holdfast_api::{Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, refuse};
 use holdfast_base::NodeId;
 use holdfast_format::wire::{Reply, Request};
+use holdfast_volume::Question;
 use std::fmt::Write as _;
 use std::time::Duration;
 use thiserror::Error;
@@ -80,7 +81,7 @@ impl ControlPlane {
         if let Some(missing) = self.silent_besides(live, node, together) {
             refuse!(Code::Redundancy, "{}", without_both(node, missing, &volumes));
         }
-        let weak = self.ask(|answer| Command::Weak { node: NodeId(node), answer })?;
+        let weak = self.inspect(Question::WeakApartFrom(NodeId(node)))?;
         let elsewhere = self.weak_elsewhere(node).with_context(|| format!("node {node} is not stopped"))?;
         let is_well = weak.is_empty() && elsewhere.is_empty();
         // Of volumes in service it is known whether they miss what is down.

@@ -1,11 +1,11 @@
 //! Volumes that nobody uses: they cost next to nothing, and still notice what concerns them.
 
-use holdfast_base::BufMut;
+use holdfast_base::{BufMut, NodeId};
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
-use holdfast_host::{Event, Host};
+use holdfast_host::{Event, Host, Order};
 use holdfast_sim::disk::Crash;
 use holdfast_sim::idle::Idle;
-use holdfast_volume::Status;
+use holdfast_volume::{Question, Status};
 use std::time::Duration;
 
 const VOLUMES: u32 = 30;
@@ -76,4 +76,35 @@ fn idle_volumes_are_told_of_devices_that_fail_or_fill_and_of_nothing_else() {
     assert_eq!(usable(idle.host()), [true; VOLUMES as usize]);
     assert_eq!(tell(&mut idle, |stat| stat.health = DeviceHealth::Failed), u64::from(VOLUMES));
     assert_eq!(usable(idle.host()), [false; VOLUMES as usize]);
+}
+
+#[test]
+fn what_would_be_lost_without_nodes_is_looked_for_slice_by_slice() {
+    const MANY: u32 = 150;
+    let mut idle = Idle::new(5, MANY);
+    let mut data = BufMut::zeroed(64 << 10);
+    data.fill(7);
+    idle.write_to_all(0, &data.freeze());
+    idle.pass(Duration::from_secs(30));
+    let lost = |idle: &mut Idle, ticket: u64, nodes: &[u32]| {
+        let question = Question::Lost(nodes.iter().map(|n| NodeId(*n)).collect());
+        idle.tell(Event::Order { ticket, order: Order::Inspect(question) });
+        let in_one_go = idle.outcomes.contains_key(&ticket);
+        idle.pass(Duration::from_secs(1));
+        (in_one_go, idle.outcomes.remove(&ticket).expect("it is answered").inspected())
+    };
+    let (in_one_go, of_all) = lost(&mut idle, 1, &[1, 2, 3]);
+    assert!(!in_one_go, "guests have their turn meanwhile");
+    assert_eq!(of_all.len(), MANY as usize);
+    assert!(of_all.iter().all(|volume| volume.segments > 0 && !volume.unknown), "{of_all:?}");
+    assert_eq!(lost(&mut idle, 2, &[3]), (false, Vec::new()), "there are two copies");
+    // One that goes meanwhile, and one that comes.
+    let question = Question::Lost([1, 2, 3].map(NodeId).into());
+    idle.tell(Event::Order { ticket: 3, order: Order::Inspect(question) });
+    let close = Order::Close { name: "v7".to_string(), force: true, discard: false, only_care: false };
+    idle.tell(Event::Order { ticket: 4, order: close });
+    idle.pass(Duration::from_secs(10));
+    let told = idle.outcomes.remove(&3).expect("it is answered").inspected();
+    assert!(told.iter().all(|volume| volume.segments > 0 || volume.unknown && volume.volume == "v7"), "{told:?}");
+    assert!(told.len() + 1 >= MANY as usize);
 }

@@ -2,7 +2,7 @@
 //! are kept write by write: the live counts of segments, and what is shadowed, as far as leaves name it and the overlay
 //! hides it. By the way it counts what snapshots and clones share (see [`super::shares`]).
 //!
-//! States: resting -> leaves are counted, place by place of the volume, all layers at a time, those that are not in
+//! States: resting -> leaves are counted, place by place of the volume and in each layer by layer, those that are not in
 //! memory being loaded -> what the overlay names is counted, run by run -> the accounts are compared, segment by
 //! segment -> resting. A leaf that can't be read ends the round.
 //!
@@ -12,9 +12,9 @@
 //! Invariants: (1) accounts and counts agree. A difference is told and put right, at once: the count is true, since it
 //! forgets nothing. (2) Nothing is kept of segments that were compared ([`Audit::verify`]).
 //!
-//! Limits: one leaf is read at a time; after each, or after a slice of what is in memory, there is a pause. A place is
-//! counted in one go, with all layers that say something of it. A round is followed by a rest of twenty times its
-//! length.
+//! Limits: one leaf is read at a time; after each, or after a slice of what is in memory, there is a pause. A leaf is
+//! counted in one go. A round is followed by a rest of twenty times its length. What guests write while the layers of a
+//! place are gone through may be in the figures of some and not of others.
 
 use super::shares::{Said, Shares, Tally};
 use crate::basis::Basis;
@@ -26,7 +26,7 @@ use crate::segment::{Change, Kind, Named, Segments};
 use crate::turn::Turn;
 use holdfast_base::{HeadId, Instant, Key, Lba, Lsn, ObjectId};
 use holdfast_format::record::SegmentNo;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,11 +43,12 @@ const REST: u32 = 20;
 const PAUSE_BUSY: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A place costs as much as so many runs, beside those of its leaves; and as much again for so many layers.
-const RUNS_A_PLACE: usize = 256;
-const LAYERS_A_PLACE: usize = 16;
+/// What costs as much as so many runs: a leaf, beside its own; and a layer that is asked what it says.
+const RUNS_A_LEAF: usize = 256;
+const RUNS_A_LAYER: usize = 16;
 
-/// Name under which a turn tells of the last step.
+/// Names under which a turn tells of these steps.
+const COUNTED: &str = "audit: leaves are counted";
 const COMPARED: &str = "audit: accounts are compared";
 
 /// What the last whole round found of who sees what.
@@ -64,8 +65,8 @@ pub struct Sharing {
 /// How far a round has come.
 #[derive(Clone, Copy, Debug)]
 enum Cursor {
-    /// Leaves before that place of the volume are counted, which is a number of leaves.
-    Leaves(u64),
+    /// Leaves before that spot are counted.
+    Leaves(Spot),
     /// All leaves are, and what the overlay names before that key.
     Overlay(u64),
     /// All of that is, and the accounts up to that segment were compared.
@@ -74,7 +75,7 @@ enum Cursor {
 
 impl Cursor {
     fn is_behind_leaf(self, no: LeafNo) -> bool {
-        if let Cursor::Leaves(place) = self { place_of(no) < place } else { true }
+        if let Cursor::Leaves(spot) = self { Spot::of(no) < spot } else { true }
     }
 
     /// Number of the run's blocks that are behind it, from the first one on.
@@ -91,13 +92,51 @@ impl Cursor {
     }
 }
 
+/// Where a leaf is, or could be: its place in the volume, in leaves, and its layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Spot {
+    place: u64,
+    layer: ObjectId,
+}
+
+impl Spot {
+    /// The first of a place.
+    fn at(place: u64) -> Spot {
+        Spot { place, layer: ObjectId(0) }
+    }
+
+    fn of(no: LeafNo) -> Spot {
+        Spot { place: place_of(no), layer: Key(no.first_key()).object() }
+    }
+
+    fn leaf(self) -> LeafNo {
+        leaf_in(LeafNo(self.place), self.layer)
+    }
+
+    fn next(self) -> Spot {
+        match self.layer.0.checked_add(1) {
+            Some(layer) => Spot { layer: ObjectId(layer), ..self },
+            None => Spot::at(self.place + 1),
+        }
+    }
+}
+
+/// What layers say of the place that is being counted, as far as they were asked.
+#[derive(Debug)]
+struct PlaceSaid {
+    place: u64,
+    by_layer: BTreeMap<ObjectId, Said>,
+}
+
 #[derive(Debug)]
 struct Round {
     began_at: Instant,
     began_at_lsn: Lsn,
     cursor: Cursor,
-    pending: BTreeSet<LeafNo>,
+    /// The leaf that it waits for.
+    pending: Option<LeafNo>,
     pins: Pins,
+    said: Option<PlaceSaid>,
     not_before: Instant,
     /// What leaves and overlay name of segments behind the cursor; and the leaves themselves. Of segments that were
     /// compared nothing.
@@ -140,8 +179,8 @@ impl Walk<'_> {
 pub(crate) enum Walked {
     /// Nothing is to be done now.
     Rests,
-    /// It goes on when these leaves are there.
-    Needs(Vec<LeafNo>),
+    /// It goes on when this leaf is there.
+    Needs(LeafNo),
     /// Everything was seen.
     All,
 }
@@ -190,7 +229,7 @@ impl Audit {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.round.as_ref().filter(|round| round.pending.is_empty()).map(|round| round.not_before)
+        self.round.as_ref().filter(|round| round.pending.is_none()).map(|round| round.not_before)
     }
 
     /// Begins a round if one is due, and there is something new to count.
@@ -205,9 +244,10 @@ impl Audit {
         self.round = Some(Box::new(Round {
             began_at: now,
             began_at_lsn: completed,
-            cursor: Cursor::Leaves(0),
-            pending: BTreeSet::new(),
+            cursor: Cursor::Leaves(Spot::at(0)),
+            pending: None,
             pins: Pins::default(),
+            said: None,
             not_before: now,
             named: BTreeMap::new(),
             differing: Vec::new(),
@@ -225,21 +265,17 @@ impl Audit {
     /// Goes on with the round that is under way, as far as a slice allows.
     pub(crate) fn walk(&mut self, walk: &mut Walk<'_>) -> Walked {
         let now = walk.basis.now;
-        while let Some(round) = self.round.as_mut().filter(|r| r.pending.is_empty() && r.not_before <= now) {
+        while let Some(round) = self.round.as_mut().filter(|r| r.pending.is_none() && r.not_before <= now) {
             if walk.left() == 0 {
                 self.pause(now, walk.guests_are_at_work);
                 return Walked::Rests;
             }
             match round.cursor {
-                Cursor::Leaves(from) => match next_place(walk.map, round.tally.layer_count(), from) {
-                    None => round.cursor = Cursor::Overlay(0),
-                    Some(place) => {
-                        let missing = self.count_or_ask(place, walk);
-                        if !missing.is_empty() {
-                            return Walked::Needs(missing);
-                        }
+                Cursor::Leaves(from) => {
+                    if let Some(missing) = round.count_next_leaf(from, walk) {
+                        return Walked::Needs(missing);
                     }
-                },
+                }
                 Cursor::Overlay(from) => round.count_overlay(from, walk),
                 Cursor::Accounts(last) => {
                     if !round.compare_accounts(last, walk) {
@@ -251,20 +287,6 @@ impl Audit {
         Walked::Rests
     }
 
-    /// Counts a place, unless leaves are missing for it.
-    fn count_or_ask(&mut self, place: u64, walk: &mut Walk<'_>) -> Vec<LeafNo> {
-        let map = walk.map;
-        let round = self.round.as_mut().expect("a round under way");
-        let layers = layers_at(map, round.tally.layer_count(), place);
-        let leaves: Vec<LeafNo> = layers.iter().map(|layer| leaf_in(LeafNo(place), *layer)).collect();
-        let missing = round.missing(map, &leaves);
-        let runs = if missing.is_empty() { round.count_place(map, place, &layers) } else { 0 };
-        let weight = 1 + (layers.len() + round.tally.layer_count()) / LAYERS_A_PLACE;
-        walk.turn.slice("audit: leaves are counted", weight * RUNS_A_PLACE + runs);
-        round.pending = missing.iter().copied().collect();
-        missing
-    }
-
     pub(crate) fn on_leaf(
         &mut self,
         now: Instant,
@@ -274,12 +296,12 @@ impl Audit {
         leaf: Result<Arc<Leaf>, FetchError>,
     ) {
         let Some(round) = &mut self.round else { return };
-        if !round.pending.remove(&no) {
+        if round.pending.take_if(|pending| *pending == no).is_none() {
             return;
         }
         match (leaf, pointer) {
             (Ok(leaf), Some(pointer)) => round.pins.hold(no, pointer, leaf),
-            // The base has changed meanwhile: the place is looked at anew.
+            // The base has changed meanwhile: it is looked for anew.
             (Ok(_), None) | (Err(FetchError::Gone), _) => {}
             (Err(FetchError::Lost), _) => {
                 self.round = None;
@@ -287,7 +309,7 @@ impl Audit {
                 return;
             }
         }
-        if round.pending.is_empty() && guests_are_at_work {
+        if guests_are_at_work {
             self.pause(now, guests_are_at_work);
         }
     }
@@ -342,11 +364,15 @@ impl Audit {
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self) {
         let Some(round) = &self.round else { return };
-        let places: BTreeSet<u64> = round.pending.iter().map(|no| place_of(*no)).collect();
-        assert!(places.len() <= 1, "leaves are asked for place by place");
         // Between the two there was no leaf; one that comes meanwhile is counted when the walk goes on.
-        let is_ahead = |no: &LeafNo| !round.cursor.is_behind_leaf(*no);
-        assert!(round.pending.iter().all(is_ahead), "no place is counted twice");
+        assert!(round.pending.is_none_or(|no| !round.cursor.is_behind_leaf(no)), "no leaf is counted twice");
+        if let (Some(said), Cursor::Leaves(spot)) = (&round.said, round.cursor) {
+            assert!(
+                said.place <= spot.place
+                    && said.by_layer.keys().all(|layer| said.place < spot.place || *layer < spot.layer),
+                "no layer is asked before its turn"
+            );
+        }
         let first = round.named.first_key_value().map(|(no, _)| *no);
         assert!(first.is_none_or(|no| !round.cursor.was_compared(no)), "what was compared is counted no more");
     }
@@ -359,48 +385,51 @@ impl Round {
         }
     }
 
-    fn missing(&mut self, map: &Map, leaves: &[LeafNo]) -> Vec<LeafNo> {
-        let mut missing = Vec::new();
-        for no in leaves {
-            let Some(pointer) = map.directory().get(*no).filter(|pointer| self.pins.get(*no, *pointer).is_none())
-            else {
-                continue;
+    /// Counts the next leaf, and asks its layer what it says, unless that leaf is missing, which it gives. Where a place
+    /// ends before it, that is added up first.
+    fn count_next_leaf(&mut self, from: Spot, walk: &mut Walk<'_>) -> Option<LeafNo> {
+        let map = walk.map;
+        let layer_count = self.tally.layer_count();
+        let next = next_spot(map, layer_count, from);
+        if let Some(said) = self.said.take_if(|said| next.is_none_or(|next| next.place != said.place)) {
+            self.tally.add(&said.by_layer);
+            walk.turn.slice(COUNTED, layer_count * RUNS_A_LAYER);
+            return None;
+        }
+        let Some(spot) = next else {
+            self.cursor = Cursor::Overlay(0);
+            return None;
+        };
+        let (no, pointer) = (spot.leaf(), map.directory().get(spot.leaf()));
+        let held = |pointer| self.pins.get(no, pointer).cloned().or_else(|| map.peek(no));
+        let leaf = pointer.map(|pointer| (pointer, held(pointer)));
+        let mut runs = RUNS_A_LAYER;
+        if let Some((pointer, leaf)) = &leaf {
+            let Some(leaf) = leaf else {
+                self.pending = Some(no);
+                return Some(no);
             };
-            match map.peek(*no) {
-                Some(leaf) => self.pins.hold(*no, pointer, leaf),
-                None => missing.push(*no),
-            }
+            self.count_leaf(map, no, *pointer, leaf);
+            runs += RUNS_A_LEAF + leaf.runs.len();
         }
-        missing
-    }
-
-    /// Tells how many runs of leaves it went through.
-    fn count_place(&mut self, map: &Map, place: u64, layers: &BTreeSet<ObjectId>) -> usize {
-        let mut runs = 0;
-        let shares = self.tally.layer_count() >= 2;
-        let mut said: BTreeMap<ObjectId, Said> = BTreeMap::new();
-        for layer in layers {
-            let no = leaf_in(LeafNo(place), *layer);
-            let pointer = map.directory().get(no);
-            let leaf = pointer.map(|pointer| self.pins.get(no, pointer).expect("none is missing"));
-            if let (Some(leaf), Some(pointer)) = (leaf, pointer) {
-                runs += leaf.runs.len();
-                let leaf_itself = (pointer.segment, Named::of_metadata(u64::from(pointer.len_bytes)));
-                for (segment, named) in leaf.named_by_segment().into_iter().chain([leaf_itself]) {
-                    *self.named.entry(segment).or_default() += named.as_more();
-                }
-                self.shadows_too_much |= map.shadows_too_much(no, leaf);
-            }
-            if shares {
-                said.insert(*layer, said_by(map, no, leaf.map(|leaf| &**leaf)));
-            }
-        }
-        if shares {
-            self.tally.add(&said);
+        if layer_count >= 2 {
+            let (said, pieces) = said_by(map, no, leaf.and_then(|(_, leaf)| leaf).as_deref());
+            runs += pieces;
+            let of_place = || PlaceSaid { place: spot.place, by_layer: BTreeMap::new() };
+            self.said.get_or_insert_with(of_place).by_layer.insert(spot.layer, said);
         }
         self.pins.release_all();
-        self.cursor = Cursor::Leaves(place + 1);
-        runs
+        self.cursor = Cursor::Leaves(spot.next());
+        walk.turn.slice(COUNTED, runs);
+        None
+    }
+
+    fn count_leaf(&mut self, map: &Map, no: LeafNo, pointer: LeafPointer, leaf: &Leaf) {
+        let leaf_itself = (pointer.segment, Named::of_metadata(u64::from(pointer.len_bytes)));
+        for (segment, named) in leaf.named_by_segment().into_iter().chain([leaf_itself]) {
+            *self.named.entry(segment).or_default() += named.as_more();
+        }
+        self.shadows_too_much |= map.shadows_too_much(no, leaf);
     }
 
     fn count_overlay(&mut self, from: u64, walk: &mut Walk<'_>) {
@@ -458,25 +487,32 @@ fn next_place(map: &Map, layer_count: usize, from: u64) -> Option<u64> {
     map.overlaid().iter().filter_map(in_overlay).chain(in_leaves).min()
 }
 
-/// Layers that may say something of it.
-fn layers_at(map: &Map, layer_count: usize, place: u64) -> BTreeSet<ObjectId> {
-    let mut layers: BTreeSet<ObjectId> = map.directory().layers_at(place * LEAF_BLOCKS, LEAF_BLOCKS).collect();
-    if layer_count >= 2 {
-        layers.extend(map.overlaid());
-    }
-    layers
+/// The next spot from there on of which anything may be said that counts.
+fn next_spot(map: &Map, layer_count: usize, from: Spot) -> Option<Spot> {
+    let in_place = |from: Spot| {
+        let in_leaves = map.directory().layer_from(from.place, from.layer);
+        let in_overlay = map.overlaid().range(from.layer..).next().copied().filter(|_| layer_count >= 2);
+        let layer = in_leaves.into_iter().chain(in_overlay).min()?;
+        Some(Spot { layer, ..from })
+    };
+    let is_begun = from != Spot::at(from.place);
+    let rest_of_place = is_begun.then(|| in_place(from)).flatten();
+    rest_of_place.or_else(|| in_place(Spot::at(next_place(map, layer_count, from.place + u64::from(is_begun))?)))
 }
 
-fn said_by(map: &Map, no: LeafNo, leaf: Option<&Leaf>) -> Said {
-    let mut said = Said::default();
+/// What a layer says, and how many pieces of leaf and overlay that is.
+fn said_by(map: &Map, no: LeafNo, leaf: Option<&Leaf>) -> (Said, usize) {
+    let (mut said, mut pieces) = (Said::default(), 0);
     for piece in leaf.iter().flat_map(|leaf| leaf.lookup(0, LEAF_BLOCKS)) {
         said.say(&piece);
+        pieces += 1;
     }
     for piece in map.overlay().pieces(no.first_key(), LEAF_BLOCKS) {
         let value = piece.value.map(|mapped| mapped.place);
         said.say(&Piece { start: piece.start - no.first_key(), len: piece.len, value });
+        pieces += 1;
     }
-    said
+    (said, pieces)
 }
 
 #[cfg(test)]
@@ -520,9 +556,10 @@ mod tests {
         kept.audit = Audit::default();
         kept.audit.on_layers_changed(Instant::ZERO);
         kept.audit.drive(basis.now, EVERY, Lsn(1), kept.map.layers());
+        let a_leaf = RUNS_A_LEAF + RUNS_A_LAYER + 3 * LEAF_BLOCKS as usize;
         for slices in 1..100_000 {
             let (turn, found) = turn(kept, &basis);
-            let beyond = if turn.of == "audit: leaves are counted" { RUNS_A_PLACE + LEAF_BLOCKS as usize } else { 1 };
+            let beyond = if turn.of == COUNTED { a_leaf } else { 1 };
             assert!(turn.sliced < slice + beyond, "{} of {slice} in a turn: {}", turn.sliced, turn.of);
             if let Some(wrong) = found {
                 return (slices, wrong);
@@ -554,7 +591,7 @@ mod tests {
         let far = kept.evict(LeafNo(2));
         assert_eq!(audited(&mut kept, Instant::ZERO, 1), None, "the first round comes after a while");
         assert_eq!(audited(&mut kept, now, 1), None, "a leaf is waited for, after a place without any");
-        assert!(kept.audit.round.as_ref().is_some_and(|round| round.pending.contains(&LeafNo(2))));
+        assert!(kept.audit.round.as_ref().is_some_and(|round| round.pending == Some(LeafNo(2))));
         kept.write(0, LEAF_BLOCKS, 4, 2);
         kept.fold(2);
         let near = kept.evict(LeafNo(1));
@@ -586,6 +623,32 @@ mod tests {
         let blocks = |shares: Shares| (shares.referenced_bytes >> 12, shares.exclusive_bytes >> 12);
         assert_eq!(sharing.snapshots.get(&ObjectId(0)).copied().map(blocks), Some((8, 2)));
         assert_eq!(sharing.heads.get(&HeadId::VOLUME).copied().map(blocks), Some((8, 2)));
+    }
+
+    #[test]
+    fn many_layers_of_one_place_are_counted_layer_by_layer() {
+        let layers = 60;
+        let mut kept = TestMap::new();
+        for layer in 0..layers {
+            for at in 0..60 {
+                kept.write(layer, (at * 17 + u64::from(layer)) % LEAF_BLOCKS, 4, 1 + at % 7);
+            }
+            let (name, size_bytes) = (layer.to_string(), 1 << 21);
+            let snapshot = crate::map::Snapshot { name, head: HeadId::VOLUME, created_ms: 0, size_bytes };
+            kept.map.layers_mut().freeze(ObjectId(layer), ObjectId(layer + 1), snapshot, true);
+        }
+        kept.fold(1);
+        kept.write(layers, 0, 3, 2);
+        let in_slices_of = |kept: &mut TestMap, slice| {
+            let (slices, wrong) = audited_in_slices(kept, slice, |_| {});
+            assert_eq!(wrong, Wrong::default());
+            (slices, kept.audit.sharing().expect("it was counted"))
+        };
+        let (slices, at_once) = in_slices_of(&mut kept, 1 << 24);
+        assert_eq!((slices, at_once.snapshots.len()), (1, layers as usize));
+        let (slices, in_slices) = in_slices_of(&mut kept, 1);
+        assert!(slices > layers as usize, "{slices} slices");
+        assert_eq!(in_slices, at_once);
     }
 
     /// A map of leaves and runs over them, with dead segments here and there.

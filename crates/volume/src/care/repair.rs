@@ -9,6 +9,7 @@
 //! remembered only while lists of shards are on their way.
 
 use super::Around;
+use super::inventory::Listing;
 use super::moves::Move;
 use crate::api::{Effect, Notice, Out};
 use crate::basis::Basis;
@@ -16,7 +17,8 @@ use crate::log::window::Done;
 use crate::peers::Purpose;
 use crate::segment::{Kind, SegmentInfo, Segments};
 use crate::space::{Found, Keep, Need, Shape, Target};
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, DeviceId, Instant, NodeId, ShardId, Slab, Token, block_crcs};
+use holdfast_base::time::earliest;
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, Instant, NodeId, ShardId, Slab, Token, block_crcs};
 use holdfast_erasure::Code;
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::{Record, SegmentNo};
@@ -140,7 +142,9 @@ pub(crate) struct Repairer {
     stuck: BTreeSet<SegmentNo>,
     /// Shards that may lie where a segment's final homes are not: (where, segment, index).
     pub(super) strays: BTreeSet<(Leg, SegmentNo, u8)>,
-    pub(super) listing: BTreeMap<(NodeId, DeviceId), BTreeSet<ShardId>>,
+    pub(super) listing: BTreeMap<Leg, Listing>,
+    /// When the next slice of what was listed is compared.
+    pub(super) compare_at: Option<Instant>,
     /// Shards that were put while lists were on the way: those may lack them.
     pub(super) put_meanwhile: BTreeSet<(SegmentNo, u8)>,
     /// Something may be less redundant than it should be.
@@ -162,6 +166,7 @@ impl Default for Repairer {
             stuck: BTreeSet::new(),
             strays: BTreeSet::new(),
             listing: BTreeMap::new(),
+            compare_at: None,
             put_meanwhile: BTreeSet::new(),
             degraded: false,
             looked_at: Instant::ZERO,
@@ -210,8 +215,7 @@ impl Repairer {
     }
 
     pub(crate) fn is_under_repair(&self, segment: SegmentNo) -> bool {
-        self.running.iter().any(|(_, r)| r.segment == segment)
-            || self.queue.range((segment, 0)..=(segment, u8::MAX)).next().is_some()
+        self.running.iter().any(|(_, r)| r.segment == segment) || self.is_queued(segment)
     }
 
     pub(crate) fn is_repairing(&self, segment: SegmentNo, index: u8) -> bool {
@@ -247,13 +251,15 @@ impl Repairer {
     /// Something is due that may be missing: what nodes hold is compared, what is wanted is made.
     pub(crate) fn drive(&mut self, around: &mut Around<'_>, out: Out) {
         self.take_inventories(around, out);
+        self.go_on_comparing(around, out);
         self.delete_strays(around, out);
         self.start_repairs(around, out);
     }
 
     /// Whether to look now if redundancy is whole again.
     pub(crate) fn looks_for_end(&mut self, now: Instant) -> bool {
-        let looks = self.degraded && now.since(self.looked_at) >= LOOK_EVERY;
+        // A list that is under way may lack something.
+        let looks = self.degraded && self.listing.is_empty() && now.since(self.looked_at) >= LOOK_EVERY;
         if looks {
             self.looked_at = now;
         }
@@ -265,23 +271,21 @@ impl Repairer {
         self.degraded = false;
     }
 
-    /// These segments, and all that have a shard to be made again where it lies.
-    pub(crate) fn with_wanted(
-        &self,
-        mut lacking: BTreeSet<SegmentNo>,
-        basis: &Basis,
-        segments: &Segments,
-    ) -> BTreeSet<SegmentNo> {
-        let queued = self.queue.iter().map(|(no, _)| *no);
-        let running = self.running.iter().filter(|(_, r)| !r.is_move).map(|(_, r)| r.segment);
-        let is_there = |no: &SegmentNo| !basis.is_foreign(*no) && segments.get(*no).is_some();
-        lacking.extend(queued.chain(running).filter(is_there));
-        lacking
+    /// Whether a shard of it is to be made again where it lies.
+    pub(crate) fn makes_again(&self, segment: SegmentNo) -> bool {
+        self.running.iter().any(|(_, r)| r.segment == segment && !r.is_move) || self.is_queued(segment)
+    }
+
+    fn is_queued(&self, segment: SegmentNo) -> bool {
+        self.queue.range((segment, 0)..=(segment, u8::MAX)).next().is_some()
     }
 
     /// Segments with a shard on a device that is out or missing, or of a narrower layout than the volume's.
     pub(crate) fn degraded_segments(&self, found: &Found, basis: &Basis, segments: &Segments) -> u64 {
-        let wanted = self.with_wanted(BTreeSet::new(), basis, segments);
+        let queued = self.queue.iter().map(|(no, _)| *no);
+        let running = self.running.iter().filter(|(_, r)| !r.is_move).map(|(_, r)| r.segment);
+        let is_there = |no: &SegmentNo| !basis.is_foreign(*no) && segments.get(*no).is_some();
+        let wanted: BTreeSet<SegmentNo> = queued.chain(running).filter(is_there).collect();
         (found.weak().len() + wanted.difference(found.weak()).count()) as u64
     }
 
@@ -474,7 +478,8 @@ impl Repairer {
 
     /// When the search goes on, or the next ones are tried of what it has found.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
-        self.search.as_ref().map(|search| search.next_slice_at).or(self.rebuild_goes_on_at)
+        let search = self.search.as_ref().map(|search| search.next_slice_at).or(self.rebuild_goes_on_at);
+        earliest(search, self.compare_at)
     }
 
     /// False where it can't be done now.

@@ -8,10 +8,11 @@
 use super::Around;
 use crate::api::Out;
 use crate::peers::Purpose;
-use holdfast_base::Instant;
+use holdfast_base::{Epoch, Instant};
 use holdfast_format::ledger::Leg;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::wire::{Refusal, Reply, Request};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// Between two shards at least, while their tour is behind.
@@ -65,11 +66,14 @@ impl Scrubber {
         let (segment, index) = match self.cursor {
             Some((segment, index)) => (segment, index + 1),
             None => {
-                let nth = around.rng.below(segments.own_totals().segments.max(1)) as usize;
-                (segments.own().nth(nth)?.0, 0)
+                // Anywhere among the youngest, or where an epoch begins.
+                let next = segments.next_number(around.basis.epoch());
+                let epoch = Epoch(around.rng.below(next.epoch.0 + 1));
+                let counter = if epoch == next.epoch { around.rng.below(next.counter.max(1)) } else { 0 };
+                (SegmentNo { epoch, counter }, 0)
             }
         };
-        for (no, info) in segments.iter_from(segment).chain(segments.own()) {
+        for (no, info) in segments.own_behind(Bound::Included(segment)).chain(segments.own()) {
             let index = if no == segment { index } else { 0 };
             if let Some(home) = info.homes.get(usize::from(index)) {
                 return Some((no, index, *home, info.geometry.shard_blocks()));

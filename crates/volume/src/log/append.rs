@@ -404,7 +404,7 @@ impl Controller {
     }
 
     /// The same, as if one node were there.
-    pub(crate) fn at_risk_apart_from(&self, node: Option<NodeId>) -> u64 {
+    pub fn at_risk_apart_from(&self, node: Option<NodeId>) -> u64 {
         if !self.basis.is_known() {
             return 0;
         }

@@ -54,6 +54,11 @@ impl Directory {
         self.layers.range((place, ObjectId(0))..).next().map(|(place, _)| *place)
     }
 
+    /// The first layer from there on that has a leaf at that place, which is a number of leaves.
+    pub(crate) fn layer_from(&self, place: u64, layer: ObjectId) -> Option<ObjectId> {
+        self.layers.range((place, layer)..=(place, ObjectId(u32::MAX))).next().map(|(_, layer)| *layer)
+    }
+
     /// Layers that have a leaf for any of these blocks.
     pub(crate) fn layers_at(&self, first: u64, blocks: u64) -> impl Iterator<Item = ObjectId> {
         let from = (first / LEAF_BLOCKS, ObjectId(0));

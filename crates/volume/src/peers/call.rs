@@ -69,8 +69,10 @@ pub(crate) enum Purpose {
     RepairMake {
         repair: Token,
     },
+    /// Of shards behind that one.
     Inventory {
         device: DeviceId,
+        after: Option<ShardId>,
     },
     DeleteShards {
         shards: Vec<ShardId>,

@@ -13,7 +13,7 @@ pub(crate) mod units;
 pub(crate) mod writer;
 
 pub(crate) use named::{Change, Named};
-pub(crate) use table::{Kind, SegmentInfo, Segments};
+pub(crate) use table::{InFlight, Kind, SegmentInfo, Segments};
 
 #[cfg(test)]
 pub(crate) use table::tests;

@@ -287,6 +287,19 @@ pub(crate) struct Segments {
     unsettled: BTreeSet<SegmentNo>,
 }
 
+/// Segments that were not in the table at some time and may have come there since.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct InFlight {
+    next: SegmentNo,
+    unsettled: BTreeSet<SegmentNo>,
+}
+
+impl InFlight {
+    pub(crate) fn has(&self, no: SegmentNo) -> bool {
+        no >= self.next || self.unsettled.contains(&no)
+    }
+}
+
 impl Segments {
     /// Empties the table, as of a volume whose own segments have these numbers.
     pub(crate) fn reset(&mut self, own: OwnNumbers) {
@@ -322,6 +335,11 @@ impl Segments {
 
     pub(crate) fn settle(&mut self, no: SegmentNo) {
         self.unsettled.remove(&no);
+    }
+
+    /// Segments that may come into the table yet, as of now.
+    pub(crate) fn in_flight(&self, epoch: Epoch) -> InFlight {
+        InFlight { next: self.next_number(epoch), unsettled: self.unsettled.clone() }
     }
 
     pub(crate) fn is_unsettled(&self, no: SegmentNo) -> bool {
@@ -415,8 +433,18 @@ impl Segments {
 
     /// The volume's own ones behind that one.
     pub(crate) fn own_after(&self, last: Option<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
-        let from = last.map_or(Bound::Included(self.own.first), Bound::Excluded);
-        self.segments.range((from, self.own.bound())).map(|(no, info)| (*no, info))
+        self.own_behind(last.map_or(Bound::Unbounded, Bound::Excluded))
+    }
+
+    /// The same, of those that may be among them.
+    pub(crate) fn own_behind(&self, from: Bound<SegmentNo>) -> impl Iterator<Item = (SegmentNo, &SegmentInfo)> {
+        let from = match from {
+            Bound::Included(no) | Bound::Excluded(no) if no >= self.own.first => from,
+            _ => Bound::Included(self.own.first),
+        };
+        let is_own = |no: SegmentNo| self.own.end.is_none_or(|end| no < end);
+        let all = self.segments.range((from, Bound::Unbounded)).map(|(no, info)| (*no, info));
+        all.take_while(move |(no, _)| is_own(*no))
     }
 
     /// Those of its origins, and of stores.

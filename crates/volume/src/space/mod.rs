@@ -23,7 +23,7 @@ pub(crate) use reserve::Keep;
 pub use reserve::{reserve_bytes, spare_bytes};
 pub use room::DEAD_PER_MILLE_MIN;
 pub(crate) use room::{LetIn, Room, movable_payload_bytes};
-pub(crate) use survey::{Found, Survey};
+pub(crate) use survey::{Found, Survey, is_weak};
 pub(crate) use tiers::Rotation;
 pub use tiers::TierUse;
 pub(crate) use topology::{Target, Topology};

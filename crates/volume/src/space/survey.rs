@@ -224,11 +224,6 @@ impl Survey {
         turn.slice("survey: segments are judged", judged * RUNS_A_SEGMENT);
     }
 
-    /// All there is to find now, in one go.
-    pub(crate) fn walk(&self, topology: Topology<'_>, segments: &Segments) -> Found {
-        walk(topology, segments)
-    }
-
     /// A round that somebody's question began has its first slice soon: a volume at rest does nothing else for long.
     pub(crate) fn slice_deadline(&self) -> Option<Instant> {
         self.slice_at.or_else(|| self.state.borrow().round.map(|round| round.due_at))
@@ -255,7 +250,8 @@ fn walk(topology: Topology<'_>, segments: &Segments) -> Found {
 
 fn judge(found: &mut Found, topology: Topology<'_>, no: SegmentNo, info: Option<&SegmentInfo>) {
     let own = info.filter(|_| !topology.basis.is_foreign(no));
-    let weak = info.is_some_and(|info| is_weak(topology, no, info));
+    let is_usable = |home: &Leg| topology.peers.leg_usable(*home);
+    let weak = info.is_some_and(|info| is_weak(topology, no, info, is_usable));
     set(&mut found.weak, no, weak);
     let needed = own.filter(|info| weak && info.is_needed());
     set(&mut found.at_risk, no, needed.is_some_and(|info| topology.bears_nothing(info, |_| false)));
@@ -267,7 +263,13 @@ fn judge(found: &mut Found, topology: Topology<'_>, no: SegmentNo, info: Option<
     set(&mut found.first, no, first.is_some());
 }
 
-fn is_weak(topology: Topology<'_>, no: SegmentNo, info: &SegmentInfo) -> bool {
+/// Whether a segment is among [`Found::weak`], as far as its homes can be used.
+pub(crate) fn is_weak(
+    topology: Topology<'_>,
+    no: SegmentNo,
+    info: &SegmentInfo,
+    is_usable: impl Fn(&Leg) -> bool,
+) -> bool {
     if topology.basis.is_foreign(no) {
         return info.kind == Kind::Data && topology.is_crowded_foreign(no, info);
     }
@@ -275,7 +277,7 @@ fn is_weak(topology: Topology<'_>, no: SegmentNo, info: &SegmentInfo) -> bool {
         Kind::Data => !topology.is_of_policy(&info.geometry),
         _ => topology.is_narrow_metadata(&info.geometry),
     };
-    info.homes.iter().any(|home| !topology.peers.leg_usable(*home))
+    !info.homes.iter().all(is_usable)
         || info.is_live() && (is_narrow || topology.crowded(&info.geometry, &info.homes).is_some())
 }
 

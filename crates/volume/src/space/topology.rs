@@ -44,8 +44,8 @@ pub(crate) fn is_of(device: &DeviceStat, media: Option<MediaClass>) -> bool {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Topology<'a> {
-    pub(super) basis: &'a Basis,
-    pub(super) peers: &'a Peers,
+    pub(crate) basis: &'a Basis,
+    pub(crate) peers: &'a Peers,
 }
 
 impl<'a> Topology<'a> {

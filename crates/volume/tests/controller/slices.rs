@@ -2,10 +2,10 @@
 //! have their tests in the simulator.
 
 use crate::support::*;
-use holdfast_base::BLOCK_BYTES;
+use holdfast_base::{BLOCK_BYTES, NodeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::Root;
-use holdfast_volume::{Event, Notice, PreloadState, State};
+use holdfast_volume::{Event, Inspection, Notice, PreloadState, Question, State};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -197,19 +197,46 @@ fn a_volume_is_closed_when_its_log_is_gone() {
     assert!(world.controller.anatomy().log.entries < 100 && world.turns["log: entries are forgotten"].0 > 5);
 }
 
+/// Segments that an inspection finds, in whatever slices.
+fn inspected(world: &World, question: &Question) -> u64 {
+    let in_slices_of = |count| {
+        let mut inspection = Inspection::default();
+        while !world.controller.inspect(question, &mut inspection, count) {}
+        inspection.found()
+    };
+    let found = in_slices_of(usize::MAX);
+    assert_eq!([1, 7].map(in_slices_of), [found; 2]);
+    found
+}
+
 #[test]
 fn what_lacks_copies_for_another_reason_than_a_nodes_absence_is_told_apart() {
     let mut world = World::new(4, 4, Layout::Mirror { copies: 2 }, 16 << 20);
     world.write_all(0, 1024 * BLOCK);
     world.span(Duration::from_secs(4));
     let (gone, other) = (world.nodes[0].id, world.nodes[1].id);
-    let weak = |world: &World, node| world.controller.weak_apart_from(node).0;
+    let weak = |world: &World, node| inspected(world, &Question::WeakApartFrom(node));
     assert_eq!((weak(&world, gone), weak(&world, other)), (0, 0));
     world.node_down(0);
     assert!(weak(&world, gone) == 0 && weak(&world, other) > 1, "before they are judged anew it is counted");
     let before = weak(&world, other);
     world.span(Duration::from_secs(1));
     assert_eq!((weak(&world, gone), weak(&world, other)), (0, before));
+}
+
+#[test]
+fn what_would_be_lost_without_nodes_is_told_as_things_are_now() {
+    let mut world = World::new(4, 4, Layout::Mirror { copies: 2 }, 16 << 20);
+    world.write_all(0, 1024 * BLOCK);
+    world.span(Duration::from_secs(4));
+    let nodes: Vec<NodeId> = world.nodes.iter().map(|node| node.id).collect();
+    let lost = |world: &World, of: &[NodeId]| inspected(world, &Question::Lost(of.iter().copied().collect()));
+    let all = lost(&world, &nodes);
+    assert!(all > 4 && nodes.iter().all(|node| lost(&world, &[*node]) == 0), "one copy of each of {all} may go");
+    let pair = lost(&world, &nodes[..2]);
+    assert!(pair < all);
+    world.node_down(0);
+    assert_eq!((lost(&world, &[]), lost(&world, &nodes[1..2])), (0, pair), "one of the two is away already");
 }
 
 #[test]
@@ -221,6 +248,6 @@ fn one_that_is_served_no_more_says_nothing_of_its_segments() {
     world.run_until(|w| w.controller.state() == State::Closed);
     world.node_down(0);
     let other = world.nodes[1].id;
-    assert_eq!(world.controller.weak_apart_from(other).0, 0);
+    assert_eq!(inspected(&world, &Question::WeakApartFrom(other)), 0);
     assert_eq!(world.controller.status().degraded_segments, 0);
 }
