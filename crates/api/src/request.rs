@@ -88,6 +88,15 @@ pub enum Request {
         /// `none`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
+        /// The store that it shares its content by from here on. Hosts of a release before this one refuse it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sharing: Option<String>,
+    },
+    /// Make a sharing domain, which is a volume that no client reaches: its store.
+    SharingCreate {
+        name: String,
+        layout: String,
+        compression: Compression,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {
@@ -316,8 +325,11 @@ impl Request {
 
     /// A limit is in the records alone.
     fn is_of_records(&self) -> bool {
-        let Request::VolumeSet { layout, fixed, checked_reads, compression, tiers, .. } = self else { return false };
-        layout.is_none() && fixed.is_none() && checked_reads.is_none() && compression.is_none() && tiers.is_none()
+        let Request::VolumeSet { layout, fixed, checked_reads, compression, tiers, sharing, .. } = self else {
+            return false;
+        };
+        let is_kept_so = layout.is_none() && fixed.is_none() && checked_reads.is_none();
+        is_kept_so && compression.is_none() && tiers.is_none() && sharing.is_none()
     }
 
     /// The volumes that only the host can do it to that has them in service.
@@ -390,6 +402,7 @@ impl Request {
             Request::VolumeCreate { .. }
             | Request::VolumeResize { .. }
             | Request::VolumeSet { .. }
+            | Request::SharingCreate { .. }
             | Request::VolumeSchedule { .. }
             | Request::VolumeDelete { .. }
             | Request::TrashRestore { .. }

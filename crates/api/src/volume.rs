@@ -104,7 +104,13 @@ pub struct VolumeInfo {
     /// Of a separate clone: the volume that it was made of. Told by `volume show`, like the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares_with: Option<String>,
-    /// Separate clones that may need what the volume holds.
+    /// The store of a sharing domain, which no client reaches.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_store: bool,
+    /// The store that it shares its content by. Told by `volume show`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<String>,
+    /// Separate clones, or members of its domain, that may need what the volume holds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needed_by: Vec<String>,
     /// The host that has it in service.

@@ -330,23 +330,25 @@ pub fn plan(view: &View, facts: &Facts, config: &Config) -> Vec<Action> {
 }
 
 /// A clone whose root stands in the view, or that a recovery has found, names what its record says. One without may be new: whoever
-/// carries that out looks again.
+/// carries that out looks again. Members of a sharing domain write their records themselves, and its store reads them.
 fn of_sharing(view: &View, seen: &SharingNow) -> Vec<Action> {
+    let is_store = view.volume(seen.volume).is_some_and(|volume| volume.is_store);
     let own = seen.names.iter().map(|(origin, names)| Action::NoteNames {
         origin: *origin,
         dependent: seen.volume,
         names: names.clone(),
         generation: seen.generation,
     });
-    let of_others = seen.dependents.iter().map(|dependent| {
+    let of_others = seen.dependents.iter().filter_map(|dependent| {
         let (origin, dependent) = (seen.volume, *dependent);
         let root = view.get(&root_key(dependent)).and_then(|record| Root::decode(&record.value).ok());
         let is_found = view.get(&found_key(dependent)).is_some();
         match root {
-            Some(root) if !root.deleted => Action::TellNames { origin, dependent },
-            _ if is_found => Action::TellNames { origin, dependent },
-            _ => Action::GiveUp { origin, dependent },
+            Some(root) if !root.deleted => Some(Action::TellNames { origin, dependent }),
+            _ if is_found => Some(Action::TellNames { origin, dependent }),
+            _ => return Some(Action::GiveUp { origin, dependent }),
         }
+        .filter(|_| !is_store)
     });
     own.chain(of_others).collect()
 }
@@ -411,6 +413,7 @@ mod tests {
     use holdfast_base::{GridId, MetaVersion};
     use holdfast_format::geometry::Layout;
     use holdfast_format::meta::{ExportRecord, Other, encode, export_key, host_key};
+    use holdfast_format::sharing::STORE_EPOCHS;
 
     const VOLUME: VolumeId = VolumeId(7);
     const HOUR_MS: u64 = 3_600_000;
@@ -506,6 +509,19 @@ mod tests {
             planned[0].chore(),
             "a clone's record and its origin's word don't wait for each other"
         );
+    }
+
+    #[test]
+    fn a_store_reads_what_its_members_write_and_hears_of_those_that_are_gone() {
+        let root = |volume: VolumeId| Root::new(GridId(1), volume, "vm", 1 << 30, Layout::DEFAULT);
+        let (stands, deleted) = (VolumeId(8), VolumeId(9));
+        let store = Root { epoch: STORE_EPOCHS, ..root(VOLUME) };
+        let roots = [store, root(stands), Root { deleted: true, epoch: Epoch(3), ..root(deleted) }];
+        let view = view(&roots.map(|root| (root_key(root.volume), root.encode())));
+        let dependents = vec![stands, deleted];
+        let seen = SharingNow { volume: VOLUME, dependents, names: None, generation: (STORE_EPOCHS, 0) };
+        let facts = Facts { sharing: vec![seen], ..Facts::default() };
+        assert_eq!(plan(&view, &facts, &config()), [Action::GiveUp { origin: VOLUME, dependent: deleted }]);
     }
 
     #[test]

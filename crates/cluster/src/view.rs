@@ -82,6 +82,8 @@ pub struct Volume {
     pub failures: u8,
     /// It is being deleted, or is not finished yet.
     pub is_gone: bool,
+    /// It is the store of a sharing domain.
+    pub is_store: bool,
     /// Where its log is written, and by which rule; absent where it was never opened, or is about to be.
     pub log: Option<(Vec<Leg>, AckRule)>,
 }
@@ -427,7 +429,8 @@ impl View {
             Some(root) => {
                 let (epoch, failures, is_gone) = (root.epoch, root.layout.failures(), root.deleted);
                 let log = root.open_ledger().map(|open| (open.legs.clone(), open.rule));
-                self.volumes.insert(volume, Volume { name: root.name, epoch, failures, is_gone, log });
+                let is_store = root.is_store();
+                self.volumes.insert(volume, Volume { name: root.name, epoch, failures, is_gone, is_store, log });
             }
             None => {
                 self.volumes.remove(&volume);

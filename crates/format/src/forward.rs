@@ -14,10 +14,13 @@ use holdfast_base::{BlockError, ByteRange, GridId, InstanceId, ObjectId, StatusE
 use serde::{Deserialize, Serialize};
 
 /// Versions of these messages that this release speaks.
-pub const FORWARD: Versions = Versions { oldest: 2, newest: 3 };
+pub const FORWARD: Versions = Versions { oldest: 2, newest: 4 };
 
 /// Since this version an ingress says who its clients are, and hears which of them may not write.
 pub const CLIENTS_SINCE: u32 = 3;
+
+/// Since this version hosts pass on what volumes of a sharing domain tell each other.
+pub const TELLS_SINCE: u32 = 4;
 
 /// Age of its tick at which a forwarded request is refused. Longer than a host's lease and a take-over, which clients
 /// shall sit out.
@@ -46,6 +49,9 @@ pub enum Ask {
     /// As [`Ask::Attach`], with who the client is, how long ago its last write was answered, and whether another client has
     /// followed it. Since [`CLIENTS_SINCE`].
     AttachAs { session: u64, export: String, fresh: bool, client: Client, wrote_ms: Option<u64>, fenced: bool },
+    /// One volume tells another something, in a [`crate::talk::Talk`], which is the payload. Not answered. Since
+    /// [`TELLS_SINCE`].
+    Tell { from: VolumeId, to: VolumeId },
 }
 
 /// Who a client is, as far as its host knows: what two paths of one client have in common.

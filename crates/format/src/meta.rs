@@ -58,6 +58,7 @@ pub const REMOVED_PREFIX: &str = "removed/";
 pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
 pub const COPIES_KEY: &str = "copies";
+pub const STORES_KEY: &str = "stores";
 /// Of the store itself: no copy of the records has it.
 pub const BEAT_KEY: &str = "beat";
 /// Which host is the steward, on that host's lease.
@@ -547,6 +548,15 @@ pub struct ReservedRecord {
     /// By volume: what it is about to own, until its own records say so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pending: BTreeMap<String, PendingRecord>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Each store of a sharing domain has epochs of its own, which no other ever has.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct StoresRecord {
+    /// So many were made, whatever became of them.
+    pub made: u64,
     #[serde(flatten)]
     pub other: Other,
 }

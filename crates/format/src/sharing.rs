@@ -28,6 +28,9 @@ pub struct Store {
 /// The first epoch of stores: other volumes' are below.
 pub const STORE_EPOCHS: Epoch = Epoch(1 << 63);
 
+/// How many of them each store has.
+pub const STORE_SPAN: u64 = 1 << 32;
+
 /// A state of a store's catalogue, which tells what may be shared: rising, since each of its owners has a new epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct CatalogueNo {

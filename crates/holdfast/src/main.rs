@@ -79,6 +79,8 @@ enum Command {
     Top(cli::top::TopArgs),
     /// Why a volume is slow
     Why(cli::why::WhyArgs),
+    /// Domains of volumes whose equal content is stored once
+    Sharing(cli::sharing::SharingArgs),
     /// What first tiers hold, what leaves them, and how often they are read
     Tier(cli::tier::TierArgs),
     /// What the grid does right now, and what is not well
@@ -145,6 +147,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Top(args) => cli::top::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Sharing(args) => cli::sharing::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status(_) => unreachable!("it has exit codes of its own"),
         Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),

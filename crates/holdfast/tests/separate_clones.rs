@@ -1,6 +1,7 @@
-//! Separate clones: volumes of their own that share the data of the one that they were made of, on any host.
+//! Volumes that share data: separate clones with the one that they were made of, and members of a sharing domain with its
+//! store, each on any host.
 //!
-//! The second test needs the program `etcd`; `./x` sees to it.
+//! Two tests need the program `etcd`; `./x` sees to it.
 
 mod support;
 
@@ -112,5 +113,68 @@ fn clones_of_one_volume_are_served_by_different_hosts() {
     write(&b, "vm1", &second);
     b.ok("volume delete vm1 --now");
     until("nothing is kept any more", || kept_bytes(&b, "golden") == 0);
+    a.ok("grid up");
+}
+
+/// Of a volume's own segments, which a store's are not.
+fn own_bytes(grid: &Grid, volume: &str) -> u64 {
+    grid.json(&format!("volume show {volume}"))["live"]["space"]["data_bytes"].as_u64().expect("bytes")
+}
+
+#[test]
+fn equal_content_of_volumes_on_two_hosts_is_stored_once() {
+    let store = tempfile::tempdir().expect("a directory");
+    let member = etcd(store.path(), 10);
+    let endpoint = member.config().endpoint();
+    let (a, b) = (Grid::new(21), Grid::new(22));
+    // The store and a member are on reactors of one host, and another member is on another host.
+    std::fs::write(a.path("holdfast.toml"), "[cpu]\nreactors = 3\n").expect("written");
+    a.up(&format!("--nodes 3 --devices 1 --etcd {endpoint} --name a"));
+    let id = a.json("status")["grid"].as_str().expect("an id").to_string();
+    b.up(&format!("--nodes 1 --devices 1 --etcd {endpoint} --join {id} --name b"));
+    until("both hosts see node 4", || a.node_state(4) == "up" && b.node_state(4) == "up");
+    assert!(a.ok("sharing list").contains("no sharing domain"));
+    let said = a.ok("sharing create guests --layout mirror:2 --compress off");
+    assert!(said.contains("volume set VOLUME --sharing guests"), "{said}");
+    let (same, other) = (a.path("same"), a.path("other"));
+    pattern(&same, SIZE);
+    std::fs::write(&other, vec![5; SIZE]).expect("written");
+    for (grid, name) in [(&a, "vm1"), (&a, "vm2"), (&b, "vm3")] {
+        grid.ok(&format!("volume create {name} --size {SIZE} --layout mirror:2"));
+        write(grid, name, &same);
+    }
+    a.ok(&format!("volume create narrow --size {SIZE} --layout parity:2+1"));
+    assert!(a.fails("volume set vm1 --sharing vm2").contains("no store"));
+    assert!(a.fails("volume set narrow --sharing guests").contains("volume set narrow --layout mirror:2"));
+    assert!(a.fails("volume set guests --sharing guests").contains("itself"));
+    for (grid, name) in [(&a, "vm1"), (&a, "vm2"), (&b, "vm3")] {
+        let said = grid.ok(&format!("volume set {name} --sharing guests"));
+        assert!(said.contains("shares its content in domain guests"), "{said}");
+        assert_eq!(grid.json(&format!("volume show {name}"))["sharing"], "guests");
+    }
+    assert!(a.ok("sharing list").contains("vm1, vm2, vm3"));
+    let is_shared = |grid: &Grid, name: &str| own_bytes(grid, name) == 0;
+    until("the store alone has it", || is_shared(&a, "vm1") && is_shared(&a, "vm2") && is_shared(&b, "vm3"));
+    assert_eq!(own_bytes(&a, "guests"), SIZE as u64);
+    let hold_it = |volumes: &[(&Grid, &str)]| volumes.iter().for_each(|(grid, name)| assert_holds(grid, name, &same));
+    hold_it(&[(&a, "vm1"), (&a, "vm2"), (&b, "vm3")]);
+    // No client reaches the store.
+    let uri = a.uri("guests");
+    assert!(!std::process::Command::new("nbdinfo").args(["--size", &uri]).status().expect("nbdinfo").success());
+    assert!(a.fails("volume delete guests --now").contains("vm1, vm2, vm3"));
+    // Its owner is gone, and members go on without it.
+    write(&a, "vm2", &other);
+    a.ok("volume delete vm1 --now");
+    a.kill_host().expect("it runs; its nodes go on");
+    hold_it(&[(&b, "vm3")]);
+    until("the lease of host a has run out", || b.run("volume export guests").status.success());
+    b.ok("volume export vm2");
+    assert_holds(&b, "vm2", &other);
+    hold_it(&[(&b, "vm3")]);
+    assert_eq!(own_bytes(&b, "guests"), SIZE as u64, "vm3 needs it");
+    for name in ["vm3", "vm2"] {
+        b.ok(&format!("volume delete {name} --now"));
+    }
+    until("nobody needs the store", || b.run("volume delete guests --now").status.success());
     a.ok("grid up");
 }

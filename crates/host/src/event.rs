@@ -21,7 +21,7 @@ use holdfast_format::sharing::SegmentRanges;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{DeviceStat, NodeTimes, Reply, Request};
 use holdfast_volume::{Event as VolumeEvent, Lane, PreloadState, Question, Task, Why, Worked};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A call of a volume's controller: to a node, or to the metadata store.
@@ -168,6 +168,11 @@ pub enum Order {
         name: String,
         checked: bool,
     },
+    /// The volume is to share its content by that store; its root says so when it does.
+    SetSharing {
+        name: String,
+        store: VolumeId,
+    },
     /// Volumes that several clients may write to at a time.
     Share(BTreeSet<VolumeId>),
     /// Whether clients' writes leave the spare free, too: hosts of older releases do.
@@ -211,6 +216,8 @@ pub enum Order {
     LocalNodes(BTreeSet<NodeId>),
     /// Volumes that this host and others offer, and by which numbers it reaches these hosts.
     Offer {
+        /// Which hosts serve volumes that those here may talk with.
+        heard_at: BTreeMap<VolumeId, String>,
         offers: Vec<Offer>,
         hosts: Vec<(String, Peer)>,
     },
@@ -238,6 +245,8 @@ pub enum Order {
 #[derive(Clone, Debug)]
 pub struct OpenSpec {
     pub volume: VolumeId,
+    /// It is the store of a sharing domain, which has no clients.
+    pub is_store: bool,
     pub name: String,
     pub size_bytes: u64,
     pub layout: Layout,
@@ -257,6 +266,7 @@ impl OpenSpec {
         let Root { volume, size_bytes, layout, .. } = *root;
         OpenSpec {
             volume,
+            is_store: root.is_store(),
             name: root.name.clone(),
             size_bytes,
             layout,

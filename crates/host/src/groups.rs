@@ -13,6 +13,7 @@ use crate::host::{Host, Out};
 use crate::reservation::ReservedVolume;
 use holdfast_base::time::earliest;
 use holdfast_base::{Effects, HeadId, Instant, QuiesceId, Slab, Token, VolumeId};
+use holdfast_format::talk::Talk;
 use holdfast_qos::{Share, Sums};
 use holdfast_volume::{
     Event as VolumeEvent, GROUP_MAX, Group, GroupEffect, GroupEnd, GroupEvent, GroupMember, Notice, State, Why,
@@ -76,6 +77,12 @@ pub enum Sibling {
     Owns {
         volume: VolumeId,
         reservation: ReservedVolume,
+    },
+    /// A volume there, or at another host, tells one that may be here something.
+    Talk {
+        from: VolumeId,
+        to: VolumeId,
+        talk: Box<Talk>,
     },
 }
 
@@ -307,6 +314,7 @@ impl Host {
             Sibling::Sums(sums) => self.hear_sums(now, from, *sums, out),
             Sibling::Share(share) => self.take_share(now, share, out),
             Sibling::Leave { group } => drop(self.groups.joined.remove(&group)),
+            Sibling::Talk { from, to, talk } => self.on_talk_of_sibling(now, from, to, talk, out),
             Sibling::Owns { volume, reservation } => self.on_owned_elsewhere(now, volume, reservation, out),
         }
     }

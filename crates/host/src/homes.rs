@@ -49,6 +49,15 @@ pub type HostAt = (String, Vec<SocketAddr>);
 pub struct Share {
     pub offers: Vec<Offer>,
     pub hosts: Vec<(String, SocketAddr)>,
+    pub heard_at: BTreeMap<VolumeId, String>,
+}
+
+/// What a host offers together with others, where those are, and which of them serve volumes that its own may talk with.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Offered {
+    pub offers: Vec<Offer>,
+    pub hosts: Vec<HostAt>,
+    pub heard_at: BTreeMap<VolumeId, String>,
 }
 
 /// The reactor of a host with so many that is a volume's home, where volumes are spread by their ids.
@@ -108,8 +117,9 @@ impl Homes {
         Homes { reactors, spread, volumes: BTreeMap::new(), offered, others }
     }
 
-    /// Takes in what is offered together with other hosts now; gives each reactor's share of it.
-    pub fn set_offers(&mut self, offers: Vec<Offer>, hosts: &[HostAt]) -> Vec<Share> {
+    /// Takes in what is offered together with other hosts now; gives each reactor's share of it. Where others are heard all
+    /// reactors are told: any may have a volume that talks with them.
+    pub fn set_offers(&mut self, Offered { offers, hosts, heard_at }: Offered) -> Vec<Share> {
         self.others = hosts.iter().map(|(name, at)| (name.clone(), at.len())).collect();
         self.offered.clear();
         let mut shares = vec![Share::default(); self.reactors];
@@ -123,12 +133,24 @@ impl Homes {
                 *host = self.peer_of(host, volume);
             }
             let share = &mut shares[self.of(volume)];
-            for (name, at) in hosts {
+            for (name, at) in &hosts {
                 let reactor = home_of(volume, at.len());
                 let needed = at.get(reactor).map(|address| (link_name(name, reactor), *address));
                 share.hosts.extend(needed.filter(|needed| !share.hosts.contains(needed)));
             }
             share.offers.push(offer);
+        }
+        for (volume, host) in heard_at {
+            let Some((_, at)) = hosts.iter().find(|(name, _)| *name == host) else { continue };
+            let reactor = home_of(volume, at.len());
+            let Some(address) = at.get(reactor) else { continue };
+            let needed = (link_name(&host, reactor), *address);
+            for share in &mut shares {
+                if !share.hosts.contains(&needed) {
+                    share.hosts.push(needed.clone());
+                }
+                share.heard_at.insert(volume, needed.0.clone());
+            }
         }
         shares
     }
@@ -250,6 +272,7 @@ impl Homes {
             | Order::Resize { name, .. }
             | Order::SetPolicy { name, .. }
             | Order::CheckReads { name, .. }
+            | Order::SetSharing { name, .. }
             | Order::Prepare { name }
             | Order::Change { volume: name, .. }
             | Order::Filters { volume: name, .. }
@@ -379,13 +402,22 @@ mod tests {
         let at_other = || Place::At("other".to_string());
         let hosts =
             [("other".to_string(), vec![address(1), address(2), address(3)]), ("old".to_string(), vec![address(9)])];
-        let shares = homes.set_offers(vec![offer(4, at_other()), offer(5, at_other()), offer(8, Place::Here)], &hosts);
+        let offered = |offers, heard_at| Offered { offers, hosts: hosts.to_vec(), heard_at };
+        let offers = vec![offer(4, at_other()), offer(5, at_other()), offer(8, Place::Here)];
+        let shares = homes.set_offers(offered(offers, BTreeMap::from([(VolumeId(6), "other".to_string())])));
         let old = ("old".to_string(), address(9));
         assert_eq!(
             shares[0].hosts,
-            [("other#1".to_string(), address(2)), old.clone(), ("other#2".to_string(), address(3))]
+            [
+                ("other#1".to_string(), address(2)),
+                old.clone(),
+                ("other#2".to_string(), address(3)),
+                ("other".to_string(), address(1))
+            ]
         );
-        assert_eq!(shares[1].hosts, [("other#2".to_string(), address(3)), old]);
+        let store_at = ("other".to_string(), address(1));
+        assert_eq!(shares[1].hosts, [("other#2".to_string(), address(3)), old, store_at.clone()]);
+        assert!(shares.iter().all(|share| share.heard_at == BTreeMap::from([(VolumeId(6), "other".to_string())])));
         let placed = |share: &Share| share.offers.iter().map(|of| (of.volume.0, of.place.clone())).collect::<Vec<_>>();
         assert_eq!(placed(&shares[0]), [(4, Place::At("other#1".to_string())), (8, Place::Here)]);
         assert_eq!(placed(&shares[1]), [(5, Place::At("other#2".to_string()))]);
@@ -403,10 +435,10 @@ mod tests {
         assert_eq!(homes.route(&ask), Route::To(0));
         assert_eq!(homes.peer_of("gone", VolumeId(8)), "gone");
         assert_eq!(homes.elsewhere(0, ""), None, "there are three");
-        homes.set_offers(vec![offer(7, at_other())], &hosts);
+        homes.set_offers(offered(vec![offer(7, at_other())], BTreeMap::new()));
         homes.place(VolumeId(9), "in-care");
         assert_eq!((homes.elsewhere(0, ""), homes.elsewhere(1, "")), (Some(1), None), "the only one that is shown");
-        homes.set_offers(Vec::new(), &[]);
+        homes.set_offers(Offered::default());
         assert_eq!(homes.elsewhere(0, "v4"), None);
     }
 

@@ -510,14 +510,6 @@ impl Host {
         }
     }
 
-    /// A volume tells another something. Whose owner is not here does not hear it: it is told again.
-    fn on_talk(&mut self, now: Instant, from: Token, to: VolumeId, talk: Box<Talk>, out: Out) {
-        let from = self.volumes.table.get(from).map(Volume::id);
-        if let (Some(from), Some(at)) = (from, self.volumes.find_id(to)) {
-            self.drive(now, at, VolumeEvent::Talk { from, talk }, out);
-        }
-    }
-
     /// What may be packed goes to the worker; volumes hear of what may not.
     fn settle_packing(&mut self, now: Instant, out: Out) -> bool {
         if let Some((call, task)) = self.packing.refused.pop_front() {

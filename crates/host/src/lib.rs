@@ -33,6 +33,7 @@ pub mod requests;
 pub mod reservation;
 mod sessions;
 mod slow;
+mod talk;
 mod turns;
 pub mod views;
 mod volumes;

@@ -53,7 +53,9 @@ pub(crate) struct Forward {
     pub owner_events: VecDeque<OwnerEvent>,
     offers: BTreeMap<VolumeId, Offer>,
     /// Numbers of hosts that volumes may be at.
-    hosts: BTreeMap<String, Peer>,
+    pub hosts: BTreeMap<String, Peer>,
+    /// Hosts that serve volumes with which those here may talk.
+    pub heard_at: BTreeMap<VolumeId, String>,
     pub remotes: BTreeMap<Token, Remote>,
     /// From when they ask for an export.
     pub introduced: BTreeMap<Token, Introduced>,
@@ -81,6 +83,7 @@ impl Forward {
             owner_events: VecDeque::new(),
             offers: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            heard_at: BTreeMap::new(),
             remotes: BTreeMap::new(),
             introduced: BTreeMap::new(),
             binding: Vec::new(),
@@ -249,6 +252,7 @@ impl Host {
             OwnerEffect::Submit { remote, request, block } => self.submit_remote(now, remote, (request, block), out),
             OwnerEffect::Admit { session } => self.admit_forwarded(session, out),
             OwnerEffect::Yield { link, token, volume } => self.begin_yield(now, volume, (link, token), out),
+            OwnerEffect::Told { from, to, payload } => self.on_talk_of_host(now, from, to, &payload, out),
         }
     }
 

@@ -45,7 +45,8 @@ impl Host {
                 self.ask_to_yield(ticket, &host, volume, out);
                 None
             }
-            Order::Offer { offers, hosts } => {
+            Order::Offer { offers, hosts, heard_at } => {
+                self.forward.heard_at = heard_at;
                 self.set_offers(offers, hosts, out);
                 Some(Outcome::Done)
             }
@@ -88,6 +89,11 @@ impl Host {
             Order::CheckReads { name, checked } => {
                 if let Some((at, _)) = self.volumes.find_open(&name) {
                     self.drive(now, at, VolumeEvent::CheckReads(checked), out);
+                }
+            }
+            Order::SetSharing { name, store } => {
+                if let Some((at, _)) = self.volumes.find_open(&name) {
+                    self.drive(now, at, VolumeEvent::SetSharing { store }, out);
                 }
             }
             Order::Dependent { origin, dependent, names } => {

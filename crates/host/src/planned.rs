@@ -9,6 +9,7 @@ use crate::volumes::Volume;
 use holdfast_base::{MetaVersion, VolumeId};
 use holdfast_cluster::{Action, Changes, Local, Outcome as Came, Reading, View};
 use holdfast_format::forward::Answer;
+use holdfast_format::meta::ExportRecord;
 use holdfast_volume::{PreloadState, State};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,29 +110,50 @@ pub fn offered<'a>(me: &str, all: impl Iterator<Item = InService<'a>>) -> (Vec<O
     (offers.into_values().collect(), reaches)
 }
 
+/// Hosts, by volume that they serve, which those that this host serves may talk with: stores, which members and those that
+/// want to be some talk with; and all of them where a store is here.
+pub fn heard_at(me: &str, view: &View) -> BTreeMap<VolumeId, String> {
+    let has_store = serves_store(me, view);
+    let is_heard = |(volume, export): &(VolumeId, &ExportRecord)| {
+        let known = view.volume(*volume).filter(|known| !known.is_gone && export.host != me);
+        known.is_some_and(|known| known.is_store || has_store)
+    };
+    view.exports().filter(is_heard).map(|(volume, export)| (volume, export.host.clone())).collect()
+}
+
+fn serves_store(me: &str, view: &View) -> bool {
+    let is_store = |volume| view.volume(volume).is_some_and(|known| known.is_store && !known.is_gone);
+    view.exports().any(|(volume, export)| export.host == me && is_store(volume))
+}
+
 /// Whether what a host offers together with others may have changed since it was told last.
 #[derive(Debug)]
 pub struct Offering {
     host: String,
     offered: BTreeSet<VolumeId>,
+    /// Of [`heard_at`].
+    heard: BTreeSet<VolumeId>,
     /// To be set again where telling has failed.
     pub is_stale: bool,
 }
 
 impl Offering {
     pub fn new(host: &str) -> Offering {
-        Offering { host: host.to_string(), offered: BTreeSet::new(), is_stale: false }
+        Offering { host: host.to_string(), offered: BTreeSet::new(), heard: BTreeSet::new(), is_stale: false }
     }
 
     pub fn note(&mut self, view: &View, changes: &Changes) {
+        let has_store = !changes.volumes.is_empty() && serves_store(&self.host, view);
         for changed in &changes.volumes {
             // A clone that is gone, maybe.
             self.is_stale |= view.volume(*changed).is_none() && !self.offered.is_empty();
             let volume = view.origin_of_clone(*changed).unwrap_or(*changed);
             let is_offered = view.export(volume).is_some_and(|(_, export)| export.offered_by.contains(&self.host));
             let was_offered = if is_offered { !self.offered.insert(volume) } else { self.offered.remove(&volume) };
-            self.is_stale |= is_offered || was_offered;
+            let is_heard = view.volume(volume).is_some_and(|known| known.is_store || has_store);
+            let was_heard = if is_heard { !self.heard.insert(volume) } else { self.heard.remove(&volume) };
+            self.is_stale |= is_offered || was_offered || is_heard || was_heard;
         }
-        self.is_stale |= changes.hosts && !self.offered.is_empty();
+        self.is_stale |= changes.hosts && !(self.offered.is_empty() && self.heard.is_empty());
     }
 }

@@ -225,6 +225,10 @@ impl Host {
     pub(crate) fn why_refused(&self, caller: &Caller, export: &str) -> Option<String> {
         let (shown, _) = split_ticket(export);
         let (name, _) = split_export(shown);
+        if self.volumes.find_open(name).is_some_and(|(at, _)| self.volumes.table.get(at).is_some_and(Volume::is_store))
+        {
+            return Some(format!("volume {name} is the store of a sharing domain, which has no clients of its own"));
+        }
         let id = self.volumes.export_id(name).or_else(|| self.forward.export_id(name))?;
         caller.refusal(shown, self.volumes.access.get(&id))
     }

@@ -345,6 +345,11 @@ impl Volume {
     }
 
     /// Clients may use it; otherwise it is open for care.
+    /// The store of a sharing domain, which has no clients.
+    pub fn is_store(&self) -> bool {
+        self.opened_by.is_store
+    }
+
     pub fn is_exported(&self) -> bool {
         self.exported
     }
@@ -542,6 +547,7 @@ mod tests {
     fn spec(volume: u128, name: &str) -> OpenSpec {
         OpenSpec {
             volume: VolumeId(volume),
+            is_store: false,
             name: name.to_string(),
             size_bytes: 1 << 30,
             layout: "mirror:2".parse().expect("a layout"),

@@ -75,9 +75,8 @@ impl Idle {
         let shared = names.clone().map(|(volume, _)| volume).collect();
         idle.tell(Event::Order { ticket: u64::MAX, order: Order::Share(shared) });
         for (volume, name) in names {
-            let (size_bytes, checked_reads, only_from, guard, key) = (SIZE_BYTES, true, None, None, None);
-            let compression = Default::default();
-            let spec = OpenSpec { volume, name, size_bytes, layout, checked_reads, compression, only_from, guard, key };
+            let root = Root::new(idle.world.grid, volume, &name, SIZE_BYTES, layout);
+            let spec = OpenSpec::of(&root, true, Default::default(), None);
             idle.tell(Event::Order { ticket: u64::MAX, order: Order::Open { spec, exported: true } });
         }
         let late = idle.world.now() + OPEN_WITHIN;

@@ -560,6 +560,7 @@ impl MultiHost {
     fn spec(&self) -> OpenSpec {
         OpenSpec {
             volume: VOLUME,
+            is_store: false,
             name: NAME.to_string(),
             size_bytes: SIZE_BYTES,
             layout: "mirror:2".parse().expect("a layout"),

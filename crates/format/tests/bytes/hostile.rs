@@ -29,6 +29,7 @@ fn asks() -> Vec<Ask> {
         Ask::Attach { session: 1, export: "vm1".to_string(), fresh: true },
         Ask::Op { session: 1, tick: 5, op },
         Ask::Yield { volume: VolumeId(7) },
+        Ask::Tell { from: VolumeId(7), to: VolumeId(8) },
         Ask::AttachAs {
             session: 1,
             export: "vm1".to_string(),

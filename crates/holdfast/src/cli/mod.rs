@@ -13,6 +13,7 @@ pub mod node;
 pub mod progress;
 pub mod protect;
 pub mod reference;
+pub mod sharing;
 pub mod snapshot;
 pub mod space;
 pub mod status;

@@ -271,7 +271,7 @@ struct Create {
 #[derive(Args, Debug)]
 #[command(override_usage = "holdfast volume set <NAME> --SETTING VALUE...")]
 #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)
-    .args(["layout", "protect", "provisioning", "integrity", "compress", "first_tier", "media", "qos"])))]
+    .args(["layout", "protect", "provisioning", "integrity", "compress", "first_tier", "media", "qos", "sharing"])))]
 struct Set {
     name: String,
     /// As for `volume create`; what is there is written anew in the background
@@ -297,6 +297,9 @@ struct Set {
     /// As for `volume create`, also of a clone; all of it is said anew, and `none` takes it away
     #[arg(long, visible_alias = "limit", value_name = "POLICY")]
     qos: Option<String>,
+    /// Share content by the store of this domain from here on (`holdfast sharing`)
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "dry_run")]
+    sharing: Option<String>,
 }
 
 /// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
@@ -388,8 +391,9 @@ impl Set {
         let tiers = self.tiers.change(&self.name, dir)?;
         let layout_name = layout.map(|l| l.to_string());
         let has_policy = self.qos.is_some();
-        let (name, compression, limit) = (self.name, self.compress, self.qos);
-        let request = Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, compression, tiers, limit };
+        let (name, compression, limit, sharing) = (self.name, self.compress, self.qos, self.sharing.clone());
+        let request =
+            Request::VolumeSet { name, layout: layout_name, fixed, checked_reads, compression, tiers, limit, sharing };
         let volume = client::volume(dir, &request)?;
         let tiers = tiers.map(|tiers| super::tier::what_was_set(&volume.name, tiers));
         let policy = has_policy.then(|| match &volume.limit {
@@ -404,7 +408,8 @@ impl Set {
             other => format!("volume {} is packed from here on, by {other}", volume.name),
         });
         let set = what_was_set(&volume, layout, fixed, checked_reads);
-        let said: Vec<String> = tiers.into_iter().chain(set).chain(packed).chain(policy).collect();
+        let shares = self.sharing.map(|store| format!("volume {} shares its content in domain {store}", volume.name));
+        let said: Vec<String> = tiers.into_iter().chain(set).chain(packed).chain(policy).chain(shares).collect();
         show(&volume, said.join("\n"), json)
     }
 }
@@ -423,7 +428,7 @@ pub fn warn_of_store(trouble: Option<&String>) {
     }
 }
 
-fn show(volume: &VolumeInfo, text: String, json: bool) -> Result<()> {
+pub(super) fn show(volume: &VolumeInfo, text: String, json: bool) -> Result<()> {
     warn_of(volume);
     if json { print_json(volume) } else { print(text) }
 }
@@ -538,7 +543,7 @@ fn delete(dir: &GridDir, json: bool, name: String, (force, now): (bool, bool)) -
 }
 
 /// Tells people what a rule has chosen, before it is done.
-fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<Layout>> {
+pub(super) fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Result<Option<Layout>> {
     let Some((layout, sentence)) = settled else { return Ok(None) };
     if let Some(sentence) = sentence.filter(|_| !json) {
         print(sentence)?;
@@ -685,6 +690,12 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     if !volume.needed_by.is_empty() {
         row("holds data for", volume.needed_by.join(", "));
+    }
+    if volume.is_store {
+        row("is", "the store of a sharing domain".to_string());
+    }
+    if let Some(store) = &volume.sharing {
+        row("shares content by", store.clone());
     }
     row("state", volume.state.to_string());
     if let Some(why) = &volume.waits {

@@ -19,9 +19,9 @@ use holdfast_base::{Effects, MetaVersion, NodeId, VolumeId};
 use holdfast_cluster::{Action, ActionId, Cluster, Config, Effect, Event, Outcome, SILENT_FOR};
 use holdfast_format::meta::{ExportRecord, decode};
 use holdfast_format::wire::{Reply, Request};
-use holdfast_host::homes::HostAt;
+use holdfast_host::homes::Offered;
 use holdfast_host::planned::{self, InService, Offering, Way};
-use holdfast_host::{Offer, OpenSpec, Order};
+use holdfast_host::{OpenSpec, Order};
 use holdfast_runtime::clock;
 use holdfast_runtime::meta::{Commit, Compare, MetaStore, Write};
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,19 +201,24 @@ fn run(
     }
 }
 
-/// Volumes, and where hosts are.
-pub type Offered = (Vec<Offer>, Vec<HostAt>);
-
-/// What this host offers together with others, and where those are.
-pub(super) fn offers(catalog: &Catalog, entries: &[Entry], hosts: &BTreeMap<String, Vec<SocketAddr>>) -> Offered {
-    let in_service = entries.iter().filter_map(|entry| {
+/// What this host offers together with others, and where those are. The store of a sharing domain has no clients.
+pub(super) fn offers(
+    catalog: &Catalog,
+    entries: &[Entry],
+    hosts: &BTreeMap<String, Vec<SocketAddr>>,
+    heard_at: BTreeMap<VolumeId, String>,
+) -> Offered {
+    let with_clients = entries.iter().filter(|entry| !entry.root.is_store());
+    let in_service = with_clients.filter_map(|entry| {
         let (volume, id, size_bytes) = (entry.root.volume, entry.id(), entry.size_bytes());
         let (host, from) = (entry.served_by.as_deref()?, entry.handed_from.as_deref());
         Some(InService { volume, id, name: entry.name(), size_bytes, host, from, offered_by: &entry.offered_by })
     });
-    let (offers, reaches) = planned::offered(catalog.host(), in_service);
+    let (offers, mut reaches) = planned::offered(catalog.host(), in_service);
+    reaches.extend(heard_at.values().cloned());
     let reached = reaches.into_iter().filter_map(|host| hosts.get_key_value(&host)).filter(|(_, at)| !at.is_empty());
-    (offers, reached.map(|(host, at)| (host.clone(), at.clone())).collect())
+    let hosts = reached.map(|(host, at)| (host.clone(), at.clone())).collect();
+    Offered { offers, hosts, heard_at }
 }
 
 impl ControlPlane {
@@ -229,14 +234,14 @@ impl ControlPlane {
         });
         // One that can't be read is not offered; it is told of elsewhere.
         let entries: Vec<Entry> = offered.into_iter().filter_map(|id| self.catalog.entry(id).ok().flatten()).collect();
-        let hosts = self.records.view(|view| {
-            view.hosts().iter().map(|(host, record)| (host.clone(), addresses_of(record.as_ref()))).collect()
+        let (hosts, heard_at) = self.records.view(|view| {
+            let at = |(host, record): (&String, &Option<_>)| (host.clone(), addresses_of(record.as_ref()));
+            (view.hosts().iter().map(at).collect(), planned::heard_at(self.catalog.host(), view))
         });
         let live = entries.iter().filter(|entry| !entry.root.deleted).cloned().collect::<Vec<_>>();
-        let next = offers(&self.catalog, &live, &hosts);
+        let next = offers(&self.catalog, &live, &hosts, heard_at);
         if told.as_ref() != Some(&next) {
-            let (offers, hosts) = next.clone();
-            self.offer(offers, &hosts)?;
+            self.offer(next.clone())?;
             *told = Some(next);
         }
         Ok(())

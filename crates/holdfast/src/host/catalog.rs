@@ -35,7 +35,7 @@ use super::trash::name_in_trash;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{Code, Error, Unreadable, refuse};
-use holdfast_base::{DeviceId, GridId, MetaVersion, VolumeId};
+use holdfast_base::{DeviceId, Epoch, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_cluster::exports;
 use holdfast_format::FormatError;
@@ -45,16 +45,16 @@ use holdfast_format::meta::{
     CAPACITY_KEY, CLIENTS_PREFIX, COPIES_KEY, CapacitySample, ClientsRecord, CopiesRecord, DRAINING_PREFIX,
     ExportRecord, FOUND_PREFIX, FoundRecord, KEPT_PREFIX, KeyRecord, LIMITS_PREFIX, LimitRecord, NAME_PREFIX,
     NODE_PREFIX, NUMBERS_KEY, NameRecord, NodeRecord, NumbersRecord, Other, PendingRecord, REMOVED_PREFIX,
-    RESERVED_KEY, ReceivedRecord, RemovedRecord, ReservationRecord, ReservedRecord, SCHEDULE_PREFIX, SettingsRecord,
-    clients_key, clone_key, deleting_key, encode, export_key, found_key, host_key, key_key, limit_key, machine_key,
-    name_key, node_key, received_key, settings_key, trash_key,
+    RESERVED_KEY, ReceivedRecord, RemovedRecord, ReservationRecord, ReservedRecord, SCHEDULE_PREFIX, STORES_KEY,
+    SettingsRecord, StoresRecord, clients_key, clone_key, deleting_key, encode, export_key, found_key, host_key,
+    key_key, limit_key, machine_key, name_key, node_key, received_key, settings_key, trash_key,
 };
 pub use holdfast_format::meta::{CloneRecord, DELETING_PREFIX, DeletingRecord};
 use holdfast_format::packing::Compression;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::{GIVEN_UP, Root, root_key};
 use holdfast_format::schedule::ScheduleRecord;
-use holdfast_format::sharing::{Dependent, SegmentRanges, dependent_key};
+use holdfast_format::sharing::{Dependent, STORE_EPOCHS, STORE_SPAN, SegmentRanges, dependent_key};
 use holdfast_format::tier::Tiers;
 use holdfast_host::reservation::{Reservation, ReservedVolume};
 use holdfast_host::{Limits, Lists, OpenSpec};
@@ -71,6 +71,23 @@ pub(super) const SWAPS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 64;
 
 pub const REVOKED_KEY: &str = "revoked";
+
+/// What a new volume is.
+#[derive(Clone, Copy, Debug)]
+pub struct What {
+    pub size_bytes: u64,
+    pub layout: Layout,
+    pub tiers: Tiers,
+    /// Of a store of a sharing domain: the first of its epochs.
+    pub store: Option<Epoch>,
+}
+
+impl What {
+    /// One for guests.
+    pub fn guests(size_bytes: u64, layout: Layout, tiers: Tiers) -> What {
+        What { size_bytes, layout, tiers, store: None }
+    }
+}
 
 /// What an operator has chosen for a volume, besides size and layout, as far as this release knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -157,7 +174,7 @@ pub(super) fn put(key: &str, value: Vec<u8>) -> Write {
 /// Why a volume can't be deleted.
 #[derive(Debug, Error)]
 #[error(
-    "volume {volume} holds data of its separate clones ({by}); delete them first, and those in the trash for good \
+    "volume {volume} holds data of others ({by}); delete them first, and those in the trash for good \
      (`holdfast volume trash empty`)"
 )]
 pub struct StillNeeded {
@@ -409,13 +426,17 @@ impl Catalog {
     pub fn create(
         &self,
         name: &str,
-        (size_bytes, layout, tiers): (u64, Layout, Tiers),
+        what: What,
         (settings, limit): (Settings, Option<&LimitRecord>),
         key: Option<&NewKey>,
         reserving: Option<&Reserving>,
     ) -> Result<Option<Entry>> {
         let key_id = key.map(NewKey::id);
+        let What { size_bytes, layout, tiers, store } = what;
         let mut root = Root { key_id, tiers, ..Root::new(self.grid, VolumeId(0), name, size_bytes, layout) };
+        if let Some(epoch) = store {
+            (root.epoch, root.features) = (epoch, root.features.with(Feature::Stores));
+        }
         if settings.compression != Compression::Off {
             root.features = root.features.with(Feature::Packed);
         }
@@ -442,6 +463,26 @@ impl Catalog {
             }
         }
         Ok(Some(Entry::unserved(root, settings)))
+    }
+
+    /// Epochs for a store, which no other ever has: the first of them.
+    pub fn take_store_epochs(&self) -> Result<Epoch> {
+        let mut epoch = STORE_EPOCHS;
+        self.update(STORES_KEY, |found| {
+            let before: StoresRecord = found.map_or(Ok(StoresRecord::default()), |bytes| decode(STORES_KEY, bytes))?;
+            let from_first = before.made.checked_mul(STORE_SPAN);
+            let next = from_first.and_then(|from_first| STORE_EPOCHS.0.checked_add(from_first));
+            epoch = Epoch(next.context("this grid has made as many stores as there are numbers for")?);
+            Ok(Some(Some(encode(&StoresRecord { made: before.made + 1, ..before }))))
+        })?;
+        Ok(epoch)
+    }
+
+    /// Whether a volume is in a sharing domain by now.
+    pub fn is_member(&self, volume: VolumeId) -> Result<bool> {
+        let (_, value) = self.get_now(&root_key(volume))?;
+        let root = Root::decode(&value.context("the volume was deleted meanwhile")?);
+        Ok(!root.context("the volume's root record is damaged")?.stores.is_empty())
     }
 
     /// What is set aside, as it is by now.
@@ -564,6 +605,12 @@ impl Catalog {
     /// Of a volume that is neither being made nor being deleted.
     pub fn live_root(&self, volume: VolumeId) -> Result<Option<Root>> {
         Ok(self.root(volume)?.filter(|root| !root.deleted))
+    }
+
+    /// The name of the store that a volume shares its content by, as it is known.
+    pub fn store_known(&self, root: &Root) -> Result<Option<String>> {
+        let Some(of) = root.stores.first() else { return Ok(None) };
+        Ok(Some(Self::root_in(&self.known, of.volume)?.map_or_else(|| of.volume.to_string(), |root| root.name)))
     }
 
     /// The name of the volume that a separate clone was made of, and names of those that need what it holds, as they
@@ -1212,7 +1259,7 @@ mod tests {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
         let made = |name| {
-            let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+            let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
             catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap().root
         };
         made("readable");
@@ -1238,7 +1285,7 @@ mod tests {
     fn a_limit_is_made_with_its_volume_and_goes_with_it_and_a_damaged_one_is_its_volumes_trouble_alone() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta.clone(), GridId(1), "a");
-        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
         let make = |name, limit| {
             catalog.create(name, what, (Settings::default(), limit), None, None).unwrap().unwrap().root.volume
         };
@@ -1312,7 +1359,7 @@ mod tests {
     fn of_two_hosts_that_set_space_aside_in_the_same_moment_one_looks_again() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let (a, b) = (Catalog::new(meta.clone(), GridId(1), "a"), Catalog::new(meta, GridId(1), "b"));
-        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
         let reservation = Reservation { base_bytes: 0, left_bytes: 1 << 30 };
         let settings = (Settings { reservation: Some(reservation), ..Settings::default() }, None);
         let (at_a, at_b) = (a.reserving().unwrap(), b.reserving().unwrap());
@@ -1343,7 +1390,7 @@ mod tests {
     fn a_clone_whose_making_was_cut_short_shares_its_id_with_nothing_but_the_next_attempt_at_it() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta, GridId(1), "a");
-        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
         let make =
             |name| catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap().root.volume;
         let (v1, v2) = (make("v1"), make("v2"));

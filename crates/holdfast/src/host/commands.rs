@@ -272,7 +272,7 @@ impl Shell {
     pub(super) fn take_offers(&mut self, now: Instant, share: Share, io: &mut Io) {
         let numbers = self.peers.set_wanted(now, &share.hosts, io);
         let hosts = share.hosts.into_iter().map(|(name, _)| name).zip(numbers).collect();
-        self.tell_host(now, Order::Offer { offers: share.offers, hosts });
+        self.tell_host(now, Order::Offer { offers: share.offers, hosts, heard_at: share.heard_at });
     }
 
     fn give_order(&mut self, now: Instant, order: Order, answer: Answer<Outcome>) {

@@ -5,9 +5,9 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
-use super::assignment::{self, Assignment, Hold, Input, Offered};
+use super::assignment::{self, Assignment, Hold, Input};
 use super::authority::Sessions;
-use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, check_name};
+use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, What, check_name};
 use super::commands::{Answer, Command, LiveStatus, Weakness};
 use super::control_sockets::{self, Role};
 use super::devices::TaskHistory;
@@ -45,12 +45,11 @@ use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
-use holdfast_host::homes::HostAt;
+use holdfast_host::homes::Offered;
 use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
 use holdfast_host::views::Published;
 use holdfast_host::{
-    ChangeOutcome, CloseOutcome, Offer, OpenSpec, Order, Outcome, PackingFigures, Policy, ResizeOutcome, Wanted,
-    split_export,
+    ChangeOutcome, CloseOutcome, OpenSpec, Order, Outcome, PackingFigures, Policy, ResizeOutcome, Wanted, split_export,
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
@@ -84,7 +83,7 @@ pub(super) const CHANGE_MAX: Duration = Duration::from_secs(30);
 const RESIZE_MAX: Duration = Duration::from_secs(10);
 
 const SIZE_BYTES_MIN: u64 = 1 << 20;
-const SIZE_BYTES_MAX: u64 = 1 << 50;
+pub(super) const SIZE_BYTES_MAX: u64 = 1 << 50;
 
 /// Asks the reactor, and waits for its answer.
 pub fn ask<T>(reactors: &Arc<Reactors>, patience: Duration, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
@@ -158,6 +157,7 @@ struct ToSet<'a> {
     compression: Option<Compression>,
     tiers: Option<Tiers>,
     limit: Option<&'a str>,
+    sharing: Option<&'a str>,
 }
 
 /// What the records tell beside volumes.
@@ -352,10 +352,13 @@ impl ControlPlane {
             Request::VolumeResize { name, size_bytes, shrink, force } => {
                 self.resize(&name, size_bytes, (shrink, force)).map(Response::from)
             }
-            Request::VolumeSet { name, layout, fixed, checked_reads, compression, tiers, limit } => {
-                let layout = layout.as_deref();
-                let change = ToSet { layout, fixed, checked_reads, compression, tiers, limit: limit.as_deref() };
+            Request::VolumeSet { name, layout, fixed, checked_reads, compression, tiers, limit, sharing } => {
+                let (layout, limit, sharing) = (layout.as_deref(), limit.as_deref(), sharing.as_deref());
+                let change = ToSet { layout, fixed, checked_reads, compression, tiers, limit, sharing };
                 self.set(&name, change).map(Response::from)
+            }
+            Request::SharingCreate { name, layout, compression } => {
+                self.create_store(&name, &layout, compression).map(Response::from)
             }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
@@ -526,8 +529,8 @@ impl ControlPlane {
     }
 
     /// Tells the reactors what this host offers together with others.
-    pub(super) fn offer(&self, offers: Vec<Offer>, hosts: &[HostAt]) -> Result<()> {
-        await_answer(ANSWER_MAX, |answer| self.reactors.offer(offers, hosts, answer))
+    pub(super) fn offer(&self, offered: Offered) -> Result<()> {
+        await_answer(ANSWER_MAX, |answer| self.reactors.offer(offered, answer))
     }
 
     /// Has the host do something that takes no time of its own.
@@ -645,6 +648,7 @@ impl ControlPlane {
         info.limit = self.catalog.limits()?.remove(&entry.id());
         if entry.clone.is_none() {
             (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
+            info.sharing = self.catalog.store_known(&entry.root)?;
         }
         info.warning = self
             .store_trouble()
@@ -667,7 +671,7 @@ impl ControlPlane {
         let settings = Settings { reservation, unchecked_reads: !checked_reads, compression };
         let settings = (settings, limit.as_ref());
         let key = key.map(NewKey::make).transpose()?;
-        let what = (size_bytes, layout, tiers);
+        let what = What::guests(size_bytes, layout, tiers);
         let make = |reserving: Option<&Reserving>| self.catalog.create(name, what, settings, key.as_ref(), reserving);
         let entry = if is_fixed {
             let (of, owned) = (format!("volume {name}"), (layout, left_bytes));
@@ -704,7 +708,7 @@ impl ControlPlane {
 
     fn set(&self, name: &str, change: ToSet<'_>) -> Result<VolumeInfo> {
         let entry = self.catalog.find(name)?;
-        let ToSet { layout, fixed, checked_reads, compression, tiers, limit } = change;
+        let ToSet { layout, fixed, checked_reads, compression, tiers, limit, sharing } = change;
         let limit = limit.map(limits::parse).transpose()?;
         let is_its_own = ToSet { limit: None, ..change } == ToSet::default();
         if entry.clone.is_some() && !is_its_own {
@@ -750,11 +754,14 @@ impl ControlPlane {
         if let Some(limit) = limit {
             self.set_limit(&entry, limit.as_ref())?;
         }
+        if let Some(store) = sharing {
+            self.share_by(&self.catalog.find(name)?, store)?;
+        }
         self.show(name)
     }
 
     /// Refuses what nodes of an older release leave no room for.
-    fn check_compression(&self, compression: Compression) -> Result<()> {
+    pub(super) fn check_compression(&self, compression: Compression) -> Result<()> {
         if compression == Compression::Off { Ok(()) } else { check_nodes_pack(&self.live()?.nodes) }
     }
 
@@ -1143,6 +1150,8 @@ impl ControlPlane {
             writer: None,
             refused_writer: None,
             shares_with: None,
+            is_store: entry.root.is_store(),
+            sharing: None,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             orphaned: elsewhere && self.is_orphaned(entry),

@@ -45,6 +45,7 @@ mod records;
 mod reservation;
 mod revocation;
 mod separate;
+mod sharing;
 pub mod signer;
 mod slow;
 mod start;

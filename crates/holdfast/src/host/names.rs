@@ -111,6 +111,7 @@ impl ControlPlane {
 mod tests {
     use super::*;
     use crate::host::catalog::Settings;
+    use crate::host::catalog::What;
     use crate::host::meta::Meta;
     use holdfast_base::GridId;
     use holdfast_format::geometry::Layout;
@@ -123,7 +124,7 @@ mod tests {
     fn a_volume_keeps_its_id_and_its_protection_under_another_name() {
         let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
         let catalog = Catalog::new(meta, GridId(1), "a");
-        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
         let make = |name| catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap();
         let (vm, other) = (make("vm"), make("other"));
         catalog.set_protected("vm", true).unwrap();

@@ -13,8 +13,8 @@ use super::commands::{Answer, Command, LiveStatus};
 use super::nbd::Arrival;
 use holdfast_base::VolumeId;
 pub use holdfast_host::homes::FRONT;
-use holdfast_host::homes::{Homes, HostAt, Route, Shown, Spread};
-use holdfast_host::{Host, Offer, Order, Outcome, Sibling};
+use holdfast_host::homes::{Homes, Offered, Route, Shown, Spread};
+use holdfast_host::{Host, Order, Outcome, Sibling};
 use holdfast_runtime::mailbox::{Full, Sender};
 use holdfast_runtime::reactor::ListenError;
 use std::collections::{BTreeMap, VecDeque};
@@ -260,8 +260,8 @@ impl Reactors {
     }
 
     /// Tells all reactors what this host offers together with others.
-    pub fn offer(self: &Arc<Self>, offers: Vec<Offer>, hosts: &[HostAt], answer: Answer<()>) -> Result<(), Busy> {
-        let mut shares = self.homes().set_offers(offers, hosts).into_iter();
+    pub fn offer(self: &Arc<Self>, offered: Offered, answer: Answer<()>) -> Result<(), Busy> {
+        let mut shares = self.homes().set_offers(offered).into_iter();
         self.post_to_all(answer, drop, |answer| {
             let share = shares.next().expect("there is a share for each reactor");
             Command::Offers { share, answer }

@@ -6,8 +6,7 @@
 //!
 //! States of a volume: as it was -> takes in a stream <-> holds a part of one -> has the snapshot.
 
-use super::catalog::Settings;
-use super::catalog::check_name;
+use super::catalog::{Settings, What, check_name};
 use super::commands::Command;
 use super::control::{ControlPlane, check_size};
 use crate::nbd_client::Client;
@@ -125,7 +124,7 @@ impl ControlPlane {
         }
         check_start(name, begin)?;
         let layout = self.check_layout(layout.unwrap_or(&begin.layout.to_string()))?;
-        let what = (begin.size_bytes, layout, Tiers::default());
+        let what = What::guests(begin.size_bytes, layout, Tiers::default());
         let made = self.catalog.create(name, what, (Settings::default(), None), None, None)?;
         Ok(made.expect("nothing is set aside for it").root.volume)
     }

@@ -277,8 +277,9 @@ pub fn run(dir: &GridDir) -> Result<()> {
     if !addresses.is_empty() {
         presence.set_addresses(addresses.into_iter().chain(others.addresses).collect())?;
     }
-    let (offers, hosts) = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?);
-    let shares = reactors.homes().set_offers(offers, &hosts);
+    // Where stores are, is told when the records are watched.
+    let offered = assignment::offers(&catalog, &catalog.all()?, &presence.hosts()?, BTreeMap::new());
+    let shares = reactors.homes().set_offers(offered);
     offer_at_start(&mut shell, &reactors, shares, reactor.io());
     let now = reactor.io().now();
     // Those whose keys are not there, or take a while, are opened later.

@@ -325,6 +325,7 @@ impl ControlPlane {
 mod tests {
     use super::*;
     use crate::host::catalog::Settings;
+    use crate::host::catalog::What;
     use crate::host::meta::Meta;
     use holdfast_base::GridId;
     use holdfast_format::geometry::Layout;
@@ -339,7 +340,7 @@ mod tests {
     }
 
     fn make(catalog: &Catalog, name: &str) -> Entry {
-        let what = (1 << 30, Layout::DEFAULT, Tiers::default());
+        let what = What::guests(1 << 30, Layout::DEFAULT, Tiers::default());
         catalog.create(name, what, (Settings::default(), None), None, None).unwrap().unwrap()
     }
 

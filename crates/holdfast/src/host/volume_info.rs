@@ -120,6 +120,8 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         writer: writers.holder,
         refused_writer: writers.refused.filter(|(_, at)| now.since(*at) < REFUSED_SHOWN).map(|(client, _)| client),
         shares_with: None,
+        is_store: volume.is_store(),
+        sharing: None,
         needed_by: Vec::new(),
         host: None,
         orphaned: false,

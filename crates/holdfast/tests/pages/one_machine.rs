@@ -79,6 +79,7 @@ fn the_pages_about_volumes_qos_and_reduction_work_as_they_are_typed() {
     let mut page = Page::open("operate/reduction.md");
     reader.types(&page.block("holdfast volume create vm5"));
     reader.types(&page.block("holdfast volume show vm5"));
+    reader.types(&page.block("holdfast sharing create guests"));
 }
 
 #[test]

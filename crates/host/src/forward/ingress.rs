@@ -29,7 +29,9 @@ use holdfast_base::{
     BlockData, BlockError, BlockOp, BlockReply, BlockRequest, Buf, Effects, GridId, InstanceId, Instant, RequestToken,
     Token, VolumeId, crc32c,
 };
-use holdfast_format::forward::{Answer, Ask, CLIENTS_SINCE, Client, FORWARD, Failure, LIFETIME_MS, Refusal, TickMs};
+use holdfast_format::forward::{
+    Answer, Ask, CLIENTS_SINCE, Client, FORWARD, Failure, LIFETIME_MS, Refusal, TELLS_SINCE, TickMs,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -120,6 +122,13 @@ pub enum Event {
         peer: Peer,
         ticket: u64,
         ask: Ask,
+    },
+    /// A volume of the host tells one of another host something ([`Ask::Tell`]): lost where that can't be reached.
+    Tell {
+        peer: Peer,
+        from: VolumeId,
+        to: VolumeId,
+        payload: Buf,
     },
     Tick,
 }
@@ -288,6 +297,11 @@ impl Ingress {
                 true => self.send(peer, Some(Call::Host(ticket)), ask, Buf::empty(), out),
                 false => out.push(Effect::Answered { ticket, answer: None }),
             },
+            Event::Tell { peer, from, to, payload } => {
+                if self.links.get(&peer).is_some_and(|link| link.up && link.version >= TELLS_SINCE) {
+                    self.send(peer, None, Ask::Tell { from, to }, payload, out);
+                }
+            }
             Event::Answer { peer, token, answer, payload } => self.on_answer(peer, token, answer, payload, out),
             Event::Tick => self.on_tick(out),
         }

@@ -134,6 +134,12 @@ pub enum OwnerEffect {
         token: u64,
         volume: VolumeId,
     },
+    /// One volume tells another something.
+    Told {
+        from: VolumeId,
+        to: VolumeId,
+        payload: Buf,
+    },
 }
 
 type Out<'a> = &'a mut Effects<OwnerEffect>;
@@ -360,6 +366,7 @@ impl OwnerEnd {
             Ask::Op { session, tick, op } => self.on_op(link, token, (session, tick), (op, payload), out),
             Ask::Passed { barrier } => self.on_passed(link, barrier),
             Ask::Yield { volume } => out.push(OwnerEffect::Yield { link, token, volume }),
+            Ask::Tell { from, to } => out.push(OwnerEffect::Told { from, to, payload }),
             Ask::Hello { .. } => unreachable!("taken above"),
         }
     }

@@ -225,7 +225,9 @@ impl Grid {
         }
         self.hosts[host].offers = next.clone();
         let hosts = next.1.into_iter().filter_map(|name| Some((name.clone(), number_of_name(&name)?))).collect();
-        self.with_real(|real| real.order(host, OTHER, Order::Offer { offers: next.0, hosts }));
+        self.with_real(|real| {
+            real.order(host, OTHER, Order::Offer { offers: next.0, hosts, heard_at: Default::default() })
+        });
     }
 
     /// What is published rests on what the view says a moment later.

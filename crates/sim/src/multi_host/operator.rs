@@ -125,7 +125,7 @@ impl MultiHost {
         let exports = BTreeMap::from([(NAME.to_string(), (VOLUME, SIZE_BYTES))]);
         let offers = vec![Offer { volume: VOLUME, exports, place }];
         let hosts = (0..self.shells.len()).filter(|n| *n != host).map(|n| (name_of(n), n)).collect();
-        self.order(host, OTHER, Order::Offer { offers, hosts });
+        self.order(host, OTHER, Order::Offer { offers, hosts, heard_at: BTreeMap::new() });
     }
 
     /// From here on another host shall serve; each hears of it in its own time.

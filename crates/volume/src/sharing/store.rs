@@ -25,7 +25,7 @@ use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, VolumeId, block_cr
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{CommitExtent, SegmentNo, SharedRun, SharedSegment, Source};
 use holdfast_format::root::Root;
-use holdfast_format::sharing::{CatalogueNo, Names, Store as StoreOf};
+use holdfast_format::sharing::{CatalogueNo, Names, STORE_SPAN, Store as StoreOf};
 use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -381,9 +381,6 @@ impl Store {
         self.index.verify();
     }
 }
-
-/// Epochs of each store.
-pub(crate) const STORE_SPAN: u64 = 1 << 32;
 
 /// Of a store: the same for all of its owners, so that what was printed once is known by all. It is no secret, and needs
 /// not be one: prints leave no host, and who knows the key still can't make two blocks that have one.

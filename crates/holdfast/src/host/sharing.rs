@@ -1,0 +1,98 @@
+//! Sharing domains: who makes their stores, and who takes volumes into one. What stores and members do is theirs
+//! (`holdfast_volume`'s `sharing::domain`).
+//!
+//! A store is a volume that no client reaches, with epochs of its own. A volume is in its domain when its root names it.
+
+use super::catalog::{Entry, Settings, What};
+use super::control::{ControlPlane, SIZE_BYTES_MAX};
+use anyhow::Result;
+use holdfast_api::{Code, VolumeInfo, refuse};
+use holdfast_format::features::Feature;
+use holdfast_format::packing::Compression;
+use holdfast_format::root::Root;
+use holdfast_format::tier::Tiers;
+use holdfast_host::Order;
+use std::time::{Duration, Instant};
+
+/// A store answers whoever asks to be a member within seconds, wherever it is.
+const JOIN_MAX: Duration = Duration::from_secs(30);
+const JOIN_PACE: Duration = Duration::from_millis(200);
+
+impl ControlPlane {
+    /// Makes the store of a new domain, and takes it into service. To be called alone.
+    pub(super) fn create_store(&self, name: &str, layout: &str, compression: Compression) -> Result<VolumeInfo> {
+        let layout = self.check_layout(layout)?;
+        self.drop_orphan(name)?;
+        self.check_compression(compression)?;
+        let settings = Settings { compression, ..Settings::default() };
+        let store = Some(self.catalog.take_store_epochs()?);
+        let what = What { size_bytes: SIZE_BYTES_MAX, layout, tiers: Tiers::default(), store };
+        self.catalog.create(name, what, (settings, None), None, None)?.expect("nothing is set aside for it");
+        self.export(name, false)
+    }
+
+    /// Has a volume in service here share its content by a store, for ever. To be called alone.
+    pub(super) fn share_by(&self, entry: &Entry, store: &str) -> Result<()> {
+        let (name, store) = (entry.name(), self.catalog.find(store)?);
+        if let Some(of) = entry.root.stores.first() {
+            if of.volume == store.root.volume {
+                return Ok(());
+            }
+            refuse!(
+                Code::State,
+                "volume {name} is in another sharing domain, and a volume leaves none yet; copy it (`holdfast send`, \
+                 `holdfast receive`) into a new one"
+            );
+        }
+        check_fits(entry, &store)?;
+        let features = entry.root.features.clone().with(Feature::Stores).with(Feature::Packed);
+        self.catalog.check_can_serve(&Root { features, ..entry.root.clone() })?;
+        self.order(Order::SetSharing { name: name.to_string(), store: store.root.volume })?;
+        let late = Instant::now() + JOIN_MAX;
+        while !self.catalog.is_member(entry.root.volume)? {
+            if Instant::now() > late {
+                refuse!(
+                    Code::Unavailable,
+                    "store {0} does not answer, and volume {name} is not in its domain yet; it asks on for as long as it is in \
+                     service here. `holdfast volume show {0}` tells how the store is",
+                    store.name()
+                );
+            }
+            std::thread::sleep(JOIN_PACE);
+        }
+        Ok(())
+    }
+}
+
+fn check_fits(entry: &Entry, store: &Entry) -> Result<()> {
+    let (name, of) = (entry.name(), store.name());
+    if !store.root.is_store() {
+        refuse!(Code::Invalid, "volume {of} is no store of a sharing domain; `holdfast sharing list` shows those");
+    }
+    let why = if entry.root.is_store() {
+        Some("it is the store of a sharing domain itself".to_string())
+    } else if entry.root.key_id.is_some() {
+        Some("it is encrypted, and its store would have what it holds as it is".to_string())
+    } else if !entry.root.origins.is_empty() || !entry.root.dependents.is_empty() {
+        Some("it shares its data with separate clones already".to_string())
+    } else if entry.root.layout != store.root.layout {
+        let (own, stores) = (entry.root.layout, store.root.layout);
+        Some(format!(
+            "its layout is {own}, and the store's {stores}; `holdfast volume set {name} --layout {stores}` changes it"
+        ))
+    } else if entry.root.tiers != Tiers::default() {
+        Some(format!("it has tiers; `holdfast volume set {name} --first-tier none --media none` ends them"))
+    } else {
+        None
+    };
+    if let Some(why) = why {
+        refuse!(Code::State, "volume {name} can't be in the domain of store {of}: {why}");
+    }
+    if store.served_by.is_none() {
+        refuse!(Code::State, "store {of} is not in service; `holdfast volume export {of}`, then try again");
+    }
+    if entry.served_by.is_none() {
+        refuse!(Code::State, "volume {name} is not in service; `holdfast volume export {name}`, then try again");
+    }
+    Ok(())
+}
