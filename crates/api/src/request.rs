@@ -323,6 +323,20 @@ impl Request {
         }
     }
 
+    /// Volumes of which it asks what only those have that are for guests: the store of a sharing domain is not.
+    pub fn needs_guests(&self) -> &[String] {
+        match self {
+            Request::VolumeRename { .. } => &[],
+            Request::VolumeSchedule { name, schedule: Some(_) } | Request::VolumeFilterAdd { name, .. } => {
+                std::slice::from_ref(name)
+            }
+            Request::VolumeClone { source: volume, .. } | Request::SendBegin { volume, .. } => {
+                std::slice::from_ref(volume)
+            }
+            other => other.disturbs(),
+        }
+    }
+
     /// A limit is in the records alone.
     fn is_of_records(&self) -> bool {
         let Request::VolumeSet { layout, fixed, checked_reads, compression, tiers, sharing, .. } = self else {

@@ -162,14 +162,20 @@ fn equal_content_of_volumes_on_two_hosts_is_stored_once() {
     let uri = a.uri("guests");
     assert!(!std::process::Command::new("nbdinfo").args(["--size", &uri]).status().expect("nbdinfo").success());
     assert!(a.fails("volume delete guests --now").contains("vm1, vm2, vm3"));
-    // Its owner is gone, and members go on without it.
+    assert!(a.fails("snapshot create guests monday").contains("has no clients"));
+    assert!(a.fails("volume resize guests --size 64MiB --shrink").contains("has no clients"));
+    assert!(a.fails("volume set vm1 --layout mirror:3").contains("in a sharing domain"));
+    // Its owner is gone, and members go on without it, their snapshots, too.
+    a.ok("snapshot create vm2 before");
     write(&a, "vm2", &other);
+    assert_holds(&a, "vm2@before", &same);
     a.ok("volume delete vm1 --now");
     a.kill_host().expect("it runs; its nodes go on");
     hold_it(&[(&b, "vm3")]);
     until("the lease of host a has run out", || b.run("volume export guests").status.success());
     b.ok("volume export vm2");
     assert_holds(&b, "vm2", &other);
+    assert_holds(&b, "vm2@before", &same);
     hold_it(&[(&b, "vm3")]);
     assert_eq!(own_bytes(&b, "guests"), SIZE as u64, "vm3 needs it");
     for name in ["vm3", "vm2"] {

@@ -22,6 +22,7 @@ use super::reactors::{Busy, Reactors};
 use super::record_watch;
 use super::records::Records;
 use super::revocation::Revocations;
+use super::sharing::check_stays;
 use super::slow;
 use super::steward::{self, Stewardship};
 use super::upkeep;
@@ -477,6 +478,7 @@ impl ControlPlane {
 
     fn check_may_change(&self, request: &Request) -> Result<()> {
         request.disturbs().iter().try_for_each(|name| self.check_no_stream(name))?;
+        request.needs_guests().iter().try_for_each(|name| self.check_no_store(name))?;
         request.of_one_host().iter().try_for_each(|name| match self.catalog.find(name) {
             Ok(entry) => self.catalog.check_not_elsewhere(&entry),
             // What isn't there is told of by whoever looks for it.
@@ -717,6 +719,9 @@ impl ControlPlane {
                 "{name} is a clone, a part of volume {0}; `holdfast volume set {0}` changes both",
                 entry.root.name
             );
+        }
+        if layout.is_some() || tiers.is_some() || fixed == Some(true) {
+            check_stays(&entry)?;
         }
         let layout = layout.map(|layout| self.check_layout(layout)).transpose()?;
         let root = &entry.root;

@@ -11,7 +11,7 @@ use holdfast_format::features::Feature;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
 use holdfast_format::tier::Tiers;
-use holdfast_host::Order;
+use holdfast_host::{Order, split_export};
 use std::time::{Duration, Instant};
 
 /// A store answers whoever asks to be a member within seconds, wherever it is.
@@ -19,6 +19,20 @@ const JOIN_MAX: Duration = Duration::from_secs(30);
 const JOIN_PACE: Duration = Duration::from_millis(200);
 
 impl ControlPlane {
+    /// Refuses what would change a store behind its members' backs, or means nothing for it.
+    pub(super) fn check_no_store(&self, export: &str) -> Result<()> {
+        // One that is not there is missed by who looks for it.
+        match self.catalog.find(split_export(export).0) {
+            Ok(entry) if entry.root.is_store() => refuse!(
+                Code::State,
+                "volume {} is the store of a sharing domain: it has no clients, and its size and content are its members'; \
+                 name one of those (`holdfast sharing list`)",
+                entry.name()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the store of a new domain, and takes it into service. To be called alone.
     pub(super) fn create_store(&self, name: &str, layout: &str, compression: Compression) -> Result<VolumeInfo> {
         let layout = self.check_layout(layout)?;
@@ -64,6 +78,19 @@ impl ControlPlane {
     }
 }
 
+/// Refuses what can't change while a volume is in a domain: segments of the store have one shape, in one place.
+pub(super) fn check_stays(entry: &Entry) -> Result<()> {
+    if entry.root.is_store() || !entry.root.stores.is_empty() {
+        refuse!(
+            Code::State,
+            "volume {} is in a sharing domain, where layout, tiers and provisioning stay as they are; copy it (`holdfast send`, \
+             `holdfast receive`) into a new volume that has others",
+            entry.name()
+        );
+    }
+    Ok(())
+}
+
 fn check_fits(entry: &Entry, store: &Entry) -> Result<()> {
     let (name, of) = (entry.name(), store.name());
     if !store.root.is_store() {
@@ -79,6 +106,10 @@ fn check_fits(entry: &Entry, store: &Entry) -> Result<()> {
         let (own, stores) = (entry.root.layout, store.root.layout);
         Some(format!(
             "its layout is {own}, and the store's {stores}; `holdfast volume set {name} --layout {stores}` changes it"
+        ))
+    } else if entry.settings.reservation.is_some() {
+        Some(format!(
+            "it is fixed, and would not own what the store has; `holdfast volume set {name} --provisioning thin`"
         ))
     } else if entry.root.tiers != Tiers::default() {
         Some(format!("it has tiers; `holdfast volume set {name} --first-tier none --media none` ends them"))

@@ -1,6 +1,6 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd. What something costs: `--maintenance` background care,
 //! `--tls` TLS between host and nodes, `--encrypt` encryption at rest, `--reduce` compression, and what that saves, `--nested`
-//! nested layouts beside a mirror. `--noisy` is what a guest feels of its neighbour, by `qos.isolation`. `--diskspd` is many
+//! nested layouts beside a mirror. `--sharing` is what a sharing domain saves. `--noisy` is what a guest feels of its neighbour, by `qos.isolation`. `--diskspd` is many
 //! threads on three nodes beside the raw file; `--etcd` what a grid that keeps its metadata in etcd does when a node, or etcd,
 //! or both hang, and when a volume changes hands.
 //!
@@ -22,6 +22,7 @@ mod noisy;
 mod paired;
 mod reduce;
 mod report;
+mod sharing;
 mod tls;
 
 use anyhow::Result;
@@ -37,6 +38,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         Some((first, rest)) if first == "--nested" => nested::run(rest),
         Some((first, rest)) if first == "--noisy" => noisy::run(rest),
         Some((first, rest)) if first == "--reduce" => reduce::run(rest),
+        Some((first, rest)) if first == "--sharing" => sharing::run(rest),
         Some((first, rest)) if first == "--diskspd" => diskspd::run(rest),
         Some((first, rest)) if first == "--etcd" => hosts::run(rest),
         _ => guests::run(arguments),
