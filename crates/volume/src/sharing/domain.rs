@@ -6,7 +6,7 @@
 use super::index::Seen;
 use super::member::Opening;
 use super::printer::by_position;
-use super::store::Sent;
+use super::store::{Sent, Unnamed};
 use crate::api::{Effect, State};
 use crate::care::LiveRun;
 use crate::controller::{Controller, Out};
@@ -121,15 +121,17 @@ impl Controller {
         }
         let store = self.root().is_store();
         let looks = store && self.basis.now >= self.shared.domain.looks_for_unnamed_at;
-        let (cleaner, shared) = (&self.care.cleaner, &self.shared.domain.store);
+        let (cleaner, shared) = (&self.care.cleaner, &mut self.shared.domain.store);
         let left_alone = |no| cleaner.is_unreadable(no) || cleaner.is_emptied(no);
-        if looks && let Some(segment) = shared.unnamed(&self.basis, &self.segments, left_alone) {
-            return Some((segment, Aim::Forget));
-        }
         if looks {
-            // The walk over all segments has found none.
-            let pause = self.basis.config.forget_after / 10;
-            self.shared.domain.looks_for_unnamed_at = self.basis.now + pause;
+            match shared.unnamed(&self.basis, &self.segments, left_alone) {
+                Unnamed::Found(segment) => return Some((segment, Aim::Forget)),
+                Unnamed::More => {}
+                Unnamed::Nothing => {
+                    let pause = self.basis.config.forget_after / 10;
+                    self.shared.domain.looks_for_unnamed_at = self.basis.now + pause;
+                }
+            }
         }
         if !store && !self.shared.domain.member.may_share() || !self.may_move_data(Need::Choice) {
             return None;

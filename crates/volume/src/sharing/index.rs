@@ -1,7 +1,10 @@
 //! Which blocks were seen where: a table of prints, of those that the memory is enough for.
 //!
 //! All prints are kept at first. When the table is full only half of them are: those of which one more bit is zero; and so
-//! on. Runs are found by what is left of them. Nothing relies on it: what it forgets is not shared.
+//! on, a little with each report. Runs are found by what is left of them. Nothing relies on it: what it forgets is not
+//! shared.
+//!
+//! Limits: two million prints, and an eighth more while half of them go; segments are remembered while prints of them are.
 
 use holdfast_base::VolumeId;
 use holdfast_format::record::SegmentNo;
@@ -33,18 +36,34 @@ struct Place {
     is_stored: bool,
 }
 
+/// A segment, while prints of it are kept.
+#[derive(Debug)]
+struct Source {
+    /// Nothing once nobody has anything of it there.
+    seen: Option<Seen>,
+    /// How many are kept.
+    places: u32,
+}
+
+/// While prints come, so many of those that are kept are looked at for each: a table that is full has lost half of them
+/// when an eighth has come.
+const LOOKED_AT: usize = 8;
+
 pub(crate) struct PrintIndex {
     entries_max: usize,
     /// A fingerprint is kept where so many of its lowest bits are zero.
     zero_bits: u32,
+    /// Where the table is still to be gone through for those that are not kept any more.
+    sweep: Option<u64>,
     places: BTreeMap<u64, Place>,
-    sources: Vec<Seen>,
+    sources: Vec<Source>,
+    unused: Vec<u32>,
     numbers: BTreeMap<Seen, u32>,
 }
 
 impl std::fmt::Debug for PrintIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} prints of {} segments, one in {}", self.places.len(), self.sources.len(), self.rate())
+        write!(f, "{} prints of {} segments, one in {}", self.places.len(), self.numbers.len(), self.rate())
     }
 }
 
@@ -56,7 +75,15 @@ impl Default for PrintIndex {
 
 impl PrintIndex {
     fn of(entries_max: usize) -> PrintIndex {
-        PrintIndex { entries_max, zero_bits: 0, places: BTreeMap::new(), sources: Vec::new(), numbers: BTreeMap::new() }
+        PrintIndex {
+            entries_max,
+            zero_bits: 0,
+            sweep: None,
+            places: BTreeMap::new(),
+            sources: Vec::new(),
+            unused: Vec::new(),
+            numbers: BTreeMap::new(),
+        }
     }
 
     /// One of so many prints is kept.
@@ -70,70 +97,127 @@ impl PrintIndex {
         (key.trailing_zeros() >= self.zero_bits).then_some(key)
     }
 
-    fn number_of(&mut self, seen: Seen) -> u32 {
-        *self.numbers.entry(seen).or_insert_with(|| {
-            self.sources.push(seen);
-            self.sources.len() as u32 - 1
-        })
+    /// Where it was seen, and whether the store has it.
+    fn place_of(&self, key: u64) -> Option<(Seen, Place)> {
+        let place = self.places.get(&key)?;
+        Some((self.sources[place.source as usize].seen?, *place))
+    }
+
+    /// The number of a segment, which it has until [`PrintIndex::let_go`] is called as often, and nothing of it is kept.
+    fn hold(&mut self, seen: Seen) -> u32 {
+        let number = self.numbers.get(&seen).copied().unwrap_or_else(|| {
+            let source = Source { seen: Some(seen), places: 0 };
+            let number = match self.unused.pop() {
+                Some(number) => {
+                    self.sources[number as usize] = source;
+                    number
+                }
+                None => {
+                    self.sources.push(source);
+                    self.sources.len() as u32 - 1
+                }
+            };
+            self.numbers.insert(seen, number);
+            number
+        });
+        self.sources[number as usize].places += 1;
+        number
+    }
+
+    fn let_go(&mut self, number: u32) {
+        let source = &mut self.sources[number as usize];
+        source.places -= 1;
+        if source.places == 0 {
+            if let Some(seen) = source.seen.take() {
+                self.numbers.remove(&seen);
+            }
+            self.unused.push(number);
+        }
+    }
+
+    fn put(&mut self, key: u64, place: Place) {
+        self.sources[place.source as usize].places += 1;
+        if let Some(former) = self.places.insert(key, place) {
+            self.let_go(former.source);
+        }
     }
 
     /// Who else has these, and which of them came before; from here on they were seen there.
     pub(crate) fn look_up(&mut self, seen: Seen, prints: &[Print]) -> Found {
-        let (source, mut found) = (self.number_of(seen), Found::default());
+        let (source, mut found) = (self.hold(seen), Found::default());
         let mut own = BTreeSet::new();
         for (at, fingerprint) in (0..).zip(prints) {
             let Some(key) = self.key_of(*fingerprint) else { continue };
-            match self.places.get(&key) {
-                Some(place) if place.is_stored => {
-                    found.stored.insert(self.sources[place.source as usize].segment);
+            match self.place_of(key) {
+                Some((of, place)) if place.is_stored => {
+                    found.stored.insert(of.segment);
                 }
-                Some(place) if place.source != source || own.contains(&key) => found.alike.push(at),
-                _ => {
-                    self.places.insert(key, Place { source, is_stored: false });
-                }
+                Some((_, place)) if place.source != source || own.contains(&key) => found.alike.push(at),
+                _ => self.put(key, Place { source, is_stored: false }),
             }
             own.insert(key);
         }
-        self.make_room();
+        self.let_go(source);
+        self.make_room(prints.len());
         found
     }
 
     /// The store has these, in that segment. Who was seen to have them.
     pub(crate) fn store(&mut self, stored: Seen, prints: &[Print]) -> BTreeSet<Seen> {
-        let (source, mut holders) = (self.number_of(stored), BTreeSet::new());
+        let (source, mut holders) = (self.hold(stored), BTreeSet::new());
         for fingerprint in prints {
             let Some(key) = self.key_of(*fingerprint) else { continue };
-            let former = self.places.insert(key, Place { source, is_stored: true });
-            if let Some(former) = former.filter(|former| !former.is_stored) {
-                holders.insert(self.sources[former.source as usize]);
-            }
+            holders.extend(self.place_of(key).filter(|(_, former)| !former.is_stored).map(|(seen, _)| seen));
+            self.put(key, Place { source, is_stored: true });
         }
-        self.make_room();
+        self.let_go(source);
+        self.make_room(prints.len());
         holders
     }
 
     pub(crate) fn is_stored(&self, fingerprint: Print) -> bool {
-        self.key_of(fingerprint).and_then(|key| self.places.get(&key)).is_some_and(|place| place.is_stored)
+        self.key_of(fingerprint).and_then(|key| self.place_of(key)).is_some_and(|(_, place)| place.is_stored)
     }
 
-    /// Nobody has anything of it there any more.
+    /// Nobody has anything of it there any more. What is kept of it goes when it is come upon.
     pub(crate) fn forget(&mut self, seen: Seen) {
         if let Some(number) = self.numbers.remove(&seen) {
-            self.places.retain(|_, place| place.source != number);
+            self.sources[number as usize].seen = None;
         }
     }
 
-    fn make_room(&mut self) {
-        while self.places.len() > self.entries_max {
-            self.zero_bits += 1;
-            let zero_bits = self.zero_bits;
-            self.places.retain(|key, _| key.trailing_zeros() >= zero_bits);
+    /// So many have come.
+    fn make_room(&mut self, come: usize) {
+        let mut left = LOOKED_AT * come;
+        while left > 0 {
+            if self.sweep.is_none() {
+                if self.places.len() <= self.entries_max {
+                    return;
+                }
+                self.zero_bits += 1;
+                self.sweep = Some(0);
+            }
+            let (from, zero_bits) = (self.sweep.take().unwrap_or(0), self.zero_bits);
+            let ahead: Vec<u64> = self.places.range(from..).take(left).map(|(key, _)| *key).collect();
+            self.sweep = ahead.last().filter(|_| ahead.len() == left).and_then(|last| last.checked_add(1));
+            left -= ahead.len();
+            for key in ahead {
+                if (key.trailing_zeros() < zero_bits || self.place_of(key).is_none())
+                    && let Some(place) = self.places.remove(&key)
+                {
+                    self.let_go(place.source);
+                }
+            }
         }
     }
 
     pub(crate) fn verify(&self) {
-        assert!(self.places.len() <= self.entries_max, "the table is as large as it may be");
-        assert!(self.numbers.len() <= self.sources.len(), "each segment has a number");
+        let max = self.entries_max + self.entries_max / 4;
+        assert!(self.places.len() <= max, "the table is as large as it may be: {self:?}");
+        let kept: usize = self.sources.iter().map(|source| source.places as usize).sum();
+        assert_eq!(kept, self.places.len(), "of each segment it is known how many prints are kept");
+        let named = self.sources.iter().filter(|source| source.seen.is_some()).count();
+        assert_eq!(named, self.numbers.len(), "each segment has a number while prints of it are kept");
     }
 }
 
@@ -179,6 +263,26 @@ mod tests {
         index.forget(seen(9, 3));
         assert!(!index.is_stored(content[7]) && index.look_up(seen(3, 1), &content).stored.is_empty());
         index.verify();
+        for volume in 1..4 {
+            (0..2).for_each(|segment| index.forget(seen(volume, segment)));
+            index.forget(seen(volume, 5));
+        }
+        index.store(seen(9, 4), &content);
+        index.verify();
+        assert_eq!((index.numbers.len(), index.unused.len()), (1, index.sources.len() - 1), "they are used again");
+    }
+
+    #[test]
+    fn a_table_that_was_full_loses_half_a_little_with_each_report() {
+        let mut index = PrintIndex::of(4000);
+        for segment in 0..200 {
+            let content = prints(segment, 100);
+            index.look_up(seen(1, segment), &content);
+            index.verify();
+            assert!(index.numbers.len() <= 200);
+        }
+        assert!(index.rate() >= 4, "{index:?}");
+        assert!(index.sweep.is_some() || index.places.len() <= 4000);
     }
 
     #[test]

@@ -19,8 +19,8 @@ use super::printer::Printed;
 use crate::basis::Basis;
 use crate::care::LiveRun;
 use crate::map::Stored;
-use crate::segment::Segments;
 use crate::segment::writer::{JobKind, Work};
+use crate::segment::{Kind, SegmentInfo, Segments};
 use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, VolumeId, block_crcs};
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{CommitExtent, SegmentNo, SharedRun, SharedSegment, Source};
@@ -38,12 +38,27 @@ const GATHERS: u32 = 5;
 /// Offers that wait for the prints of their segment.
 const DUE_MAX: usize = 4096;
 
+/// Segments that are looked at in one go for whether anybody names them.
+const LOOKED_AT: usize = 128;
+
 /// A segment of the store, as it is offered.
 #[derive(Debug)]
 struct List {
     run: SharedRun,
     prints: Vec<Print>,
     crcs: Vec<BlockCrc>,
+}
+
+/// A member, a segment of it, and one of the store that has some of that.
+type Due = (VolumeId, SegmentNo, SegmentNo);
+
+/// What comes of looking for a segment that nobody names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unnamed {
+    Found(SegmentNo),
+    /// So far there is none.
+    More,
+    Nothing,
 }
 
 /// Content that is being gathered into a segment.
@@ -71,20 +86,23 @@ pub(crate) struct Store {
     order: VecDeque<SegmentNo>,
     content: Content,
     /// Asked for, of whom, and when that was.
-    wanted: BTreeMap<Print, Seen>,
-    wanted_at: Instant,
+    wanted: BTreeMap<Print, (Seen, Instant)>,
+    wanted_looked_at: Instant,
     gathering: BTreeMap<u64, (Content, u64)>,
     next_gather: u64,
     /// The first block of its address space that nothing was ever put at, since the volume was opened.
     next_block: Option<u64>,
-    due: VecDeque<(VolumeId, SegmentNo, SegmentNo)>,
+    due: VecDeque<Due>,
+    is_due: BTreeSet<Due>,
     /// Of these the store's segment is to be printed first.
-    unlisted: Vec<(VolumeId, SegmentNo, SegmentNo)>,
+    unlisted: Vec<Due>,
     /// These want to be members.
     pub(crate) joining: BTreeSet<VolumeId>,
     published: BTreeMap<VolumeId, Names>,
     withdrawn: BTreeMap<SegmentNo, CatalogueNo>,
     offered_at: BTreeMap<SegmentNo, Instant>,
+    /// Up to there it was looked for segments that nobody names.
+    looked_to: Option<SegmentNo>,
     pub(crate) gathered_blocks: u64,
 }
 
@@ -126,12 +144,9 @@ impl Store {
         let long = runs.iter().filter(|(_, count)| *count >= basis.config.share_run_min);
         let alike = long.flat_map(|(first, count)| &prints[*first as usize..(first + count) as usize]);
         // What was asked of another one is on its way.
-        let is_free = |fingerprint: &&Print| self.wanted.get(fingerprint).is_none_or(|of| *of == seen);
+        let is_free = |fingerprint: &&Print| self.wanted.get(fingerprint).is_none_or(|(of, _)| *of == seen);
         let wanted: Vec<Print> = alike.filter(is_free).copied().collect();
-        if !wanted.is_empty() {
-            self.wanted_at = basis.now;
-            self.wanted.extend(wanted.iter().map(|fingerprint| (*fingerprint, seen)));
-        }
+        self.wanted.extend(wanted.iter().map(|fingerprint| (*fingerprint, (seen, basis.now))));
         (wanted, found.stored.len() as u32)
     }
 
@@ -247,7 +262,7 @@ impl Store {
 
     fn make_due(&mut self, member: VolumeId, segment: SegmentNo, stored: SegmentNo) {
         let due = (member, segment, stored);
-        if self.due.len() + self.unlisted.len() < DUE_MAX && !self.due.contains(&due) {
+        if self.due.len() + self.unlisted.len() < DUE_MAX && self.is_due.insert(due) {
             self.due.push_back(due);
         }
     }
@@ -258,12 +273,14 @@ impl Store {
         basis: &Basis,
         segments: &Segments,
     ) -> Option<(VolumeId, SegmentNo, Result<Offer, SegmentNo>)> {
-        while let Some((member, of_member, segment)) = self.due.pop_front() {
+        while let Some(due) = self.due.pop_front() {
+            self.is_due.remove(&due);
+            let (member, of_member, segment) = due;
             let info = segments.get(segment).filter(|info| info.is_visible());
             let is_member = basis.root().dependents.iter().any(|of| of.volume == member);
             let (Some(info), true) = (info, is_member && !self.withdrawn.contains_key(&segment)) else { continue };
             let Some(List { run, prints, crcs }) = self.lists.get(&segment) else {
-                self.unlisted.push((member, of_member, segment));
+                self.unlisted.push(due);
                 return Some((member, of_member, Err(segment)));
             };
             self.offered_at.insert(segment, basis.now);
@@ -304,8 +321,10 @@ impl Store {
 
     /// What was wanted and did not come may be asked for again.
     pub(crate) fn on_tick(&mut self, basis: &Basis) {
-        if basis.now.since(self.wanted_at) >= basis.config.repack_every {
-            self.wanted.clear();
+        let patience = basis.config.repack_every;
+        if basis.now.since(self.wanted_looked_at) >= patience / 2 {
+            self.wanted_looked_at = basis.now;
+            self.wanted.retain(|_, (_, at)| basis.now.since(*at) < patience);
         }
     }
 
@@ -316,6 +335,7 @@ impl Store {
     /// These are gone.
     pub(crate) fn settle(&mut self, segments: &Segments) {
         self.withdrawn.retain(|no, _| segments.get(*no).is_some());
+        self.unlisted.retain(|(_, _, no)| segments.get(*no).is_some());
     }
 
     /// Members that have not published as of the catalogue's newest state, where somebody waits for that.
@@ -355,13 +375,14 @@ impl Store {
         }
     }
 
-    /// A segment that no member names, as far as they have published, and that was offered to nobody for long.
+    /// A segment that no member names, as far as they have published, and that was offered to nobody for long. A few are
+    /// looked at in one go.
     pub(crate) fn unnamed(
-        &self,
+        &mut self,
         basis: &Basis,
         segments: &Segments,
         is_left_alone: impl Fn(SegmentNo) -> bool,
-    ) -> Option<SegmentNo> {
+    ) -> Unnamed {
         let members = &basis.root().dependents;
         let is_named = |no: SegmentNo| {
             let may_name = |names: Option<&Names>| names.is_none_or(|names| names.ranges.contains(no));
@@ -371,12 +392,25 @@ impl Store {
             let since = self.offered_at.get(no).copied().unwrap_or(basis.opened_at);
             basis.now.since(since) >= basis.config.forget_after
         };
-        let data = segments.own().filter(|(_, info)| info.kind == crate::segment::Kind::Data && info.is_visible());
-        data.map(|(no, _)| no).filter(is_old).find(|no| !is_named(*no) && !is_left_alone(*no))
+        let is_data = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible();
+        let (mut looked_to, mut ahead) = (self.looked_to, segments.own_after(self.looked_to));
+        let is_it = |(no, info): (SegmentNo, &SegmentInfo)| {
+            looked_to = Some(no);
+            (is_data(info) && is_old(&no) && !is_named(no) && !is_left_alone(no)).then_some(no)
+        };
+        let found = ahead.by_ref().take(LOOKED_AT).find_map(is_it);
+        let is_over = found.is_none() && ahead.next().is_none();
+        self.looked_to = looked_to.filter(|_| !is_over);
+        match found {
+            Some(no) => Unnamed::Found(no),
+            None if is_over => Unnamed::Nothing,
+            None => Unnamed::More,
+        }
     }
 
     pub(crate) fn verify(&self) {
         assert_eq!(self.order.len(), self.lists.len(), "lists are in order");
+        assert!(self.due.iter().all(|due| self.is_due.contains(due)) && self.is_due.len() == self.due.len());
         assert_eq!(self.content.blocks.len(), self.content.prints.len());
         self.index.verify();
     }
