@@ -43,6 +43,20 @@ fn what_two_volumes_hold_alike_is_stored_once() {
     cluster.finish();
 }
 
+#[test]
+fn what_many_tell_of_at_once_is_stored_once() {
+    let mut cluster = setup(2806).start();
+    let store = cluster.store();
+    let members: Vec<usize> = (0..4).map(|_| cluster.member_of(store)).collect();
+    install(&mut cluster, &members, 77);
+    cluster.until_within(LONG, "content is shared", |s| is_shared(s, &members));
+    cluster.pass(Duration::from_secs(20));
+    let stored = cluster.member_status(store).space;
+    assert!(stored.data_bytes <= 2 << 20, "{stored:?} is in the store");
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
+}
+
 /// Long enough for whatever may be shared, freed or told again.
 const LONG: Duration = Duration::from_secs(40);
 

@@ -88,6 +88,8 @@ pub(crate) struct Store {
     /// Asked for, of whom, and when that was.
     wanted: BTreeMap<Print, (Seen, Instant)>,
     wanted_looked_at: Instant,
+    /// What has come and is not in a segment yet.
+    coming: BTreeSet<Print>,
     gathering: BTreeMap<u64, (Content, u64)>,
     next_gather: u64,
     /// The first block of its address space that nothing was ever put at, since the volume was opened.
@@ -126,7 +128,8 @@ impl Store {
 
     // ---- what is alike ----
 
-    /// A member has so much in a segment: what of it is wanted, and how many offers follow.
+    /// A member has so much in a segment: what of it is wanted, and how many offers follow. What is on its way from another
+    /// counts as one: the member tells of it again.
     pub(crate) fn on_report(&mut self, basis: &Basis, seen: Seen, prints: &[Print]) -> (Vec<Print>, u32) {
         let found = self.index.look_up(seen, prints);
         for no in &found.stored {
@@ -143,11 +146,13 @@ impl Store {
         }
         let long = runs.iter().filter(|(_, count)| *count >= basis.config.share_run_min);
         let alike = long.flat_map(|(first, count)| &prints[*first as usize..(first + count) as usize]);
-        // What was asked of another one is on its way.
-        let is_free = |fingerprint: &&Print| self.wanted.get(fingerprint).is_none_or(|(of, _)| *of == seen);
-        let wanted: Vec<Print> = alike.filter(is_free).copied().collect();
+        let is_anothers = |fingerprint: &Print| self.wanted.get(fingerprint).is_some_and(|(of, _)| *of != seen);
+        let is_on_its_way = |fingerprint: &&Print| self.coming.contains(fingerprint) || is_anothers(fingerprint);
+        let (on_its_way, wanted): (Vec<&Print>, Vec<&Print>) = alike.partition(is_on_its_way);
+        let wanted: Vec<Print> = wanted.into_iter().copied().collect();
+        let offers = found.stored.len() as u32 + u32::from(!on_its_way.is_empty());
         self.wanted.extend(wanted.iter().map(|fingerprint| (*fingerprint, (seen, basis.now))));
-        (wanted, found.stored.len() as u32)
+        (wanted, offers)
     }
 
     /// Blocks that were wanted. What is not what it should be is left.
@@ -159,7 +164,8 @@ impl Store {
         }
         for ((fingerprint, crc), block) in prints.iter().zip(crcs).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             // Once is enough: it may be on its way already, or twice in what has come.
-            if self.wanted.remove(fingerprint).is_none() || self.index.is_stored(*fingerprint) {
+            let is_wanted = self.wanted.remove(fingerprint).is_some() && !self.index.is_stored(*fingerprint);
+            if !is_wanted || !self.coming.insert(*fingerprint) {
                 continue;
             }
             self.content.blocks.push(Buf::copy_from(block));
@@ -187,7 +193,8 @@ impl Store {
         let end = block + count as u64;
         if end * BLOCK_BYTES as u64 > basis.root().size_bytes {
             // Every address was used once.
-            self.content = Content::default();
+            let unplaced = std::mem::take(&mut self.content);
+            self.have_come(&unplaced.prints);
             return None;
         }
         let rest = Content {
@@ -212,7 +219,16 @@ impl Store {
 
     /// There is no room for it.
     pub(crate) fn on_refused(&mut self, id: u64) {
-        self.gathering.remove(&id);
+        if let Some((content, _)) = self.gathering.remove(&id) {
+            self.have_come(&content.prints);
+        }
+    }
+
+    /// They are in a segment, or will be in none.
+    fn have_come(&mut self, prints: &[Print]) {
+        for fingerprint in prints {
+            self.coming.remove(fingerprint);
+        }
     }
 
     /// The first block, and how many, of what was gathered.
@@ -223,6 +239,7 @@ impl Store {
     /// It is a part of the store: there. All who have it hear of that.
     pub(crate) fn on_gathered(&mut self, id: u64, own: VolumeId, runs: &[LiveRun]) {
         let Some((content, _)) = self.gathering.remove(&id) else { return };
+        self.have_come(&content.prints);
         let segment = self.keep_list(runs, &content.prints);
         self.gathered_blocks += content.prints.len() as u64;
         let Some(segment) = segment else { return };
@@ -412,6 +429,9 @@ impl Store {
         assert_eq!(self.order.len(), self.lists.len(), "lists are in order");
         assert!(self.due.iter().all(|due| self.is_due.contains(due)) && self.is_due.len() == self.due.len());
         assert_eq!(self.content.blocks.len(), self.content.prints.len());
+        let gathered = self.gathering.values().map(|(content, _)| content.prints.len());
+        let coming = self.content.prints.len() + gathered.sum::<usize>();
+        assert_eq!(coming, self.coming.len(), "nothing is gathered twice");
         self.index.verify();
     }
 }
@@ -452,5 +472,39 @@ fn one_run(runs: &[LiveRun]) -> Option<SharedRun> {
             }
             Some(SharedRun::Packed { granule: *granule, lengths: StoredLengths::new(all) })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::Epoch;
+
+    fn seen(volume: u128) -> Seen {
+        Seen { volume: VolumeId(volume), segment: SegmentNo { epoch: Epoch(1), counter: 0 } }
+    }
+
+    #[test]
+    fn what_is_on_its_way_from_one_is_not_wanted_of_another_who_tells_of_it_again() {
+        let (mut store, mut basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let prints: Vec<Print> = (1..=20).map(Print).collect();
+        let blocks = vec![7; prints.len() * BLOCK_BYTES];
+        let crcs = block_crcs(&blocks);
+        assert_eq!(store.on_report(&basis, seen(1), &prints), (Vec::new(), 0), "it is new");
+        assert_eq!(store.on_report(&basis, seen(2), &prints), (prints.clone(), 0));
+        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it was asked of another");
+        let sent = || Sent { prints: &prints, crcs: &crcs, blocks: &blocks };
+        store.on_content(basis.now, seen(2), sent());
+        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it has come");
+        store.on_content(basis.now, seen(3), sent());
+        assert_eq!(store.content.blocks.len(), prints.len());
+        store.verify();
+        basis.now = basis.now + basis.config.repack_every;
+        assert!(store.close(&basis, || 0).is_some());
+        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it is being written");
+        store.verify();
+        store.on_refused(0);
+        assert_eq!(store.on_report(&basis, seen(3), &prints), (prints.clone(), 0), "there was no room for it");
+        store.verify();
     }
 }

@@ -41,31 +41,31 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let grid = Grid::make(&run.binary, dir, SHAPE, &[])?;
     let mut packages = Packages::of_this_machine()?;
     let base = packages.deal(BASE_MIB)?;
-    let common: Vec<Files> = (0..COMMON).map(|_| packages.deal(COMMON_MIB)).collect::<Result<_>>()?;
-    println!("| disks | MiB written | taken, of that | seconds |\n| --- | --- | --- | --- |");
-    installed_twice(&grid, &[&base, &common[0], &common[1]].map(Clone::clone).concat())?;
+    let common: Vec<Vec<Package>> = (0..COMMON).map(|_| packages.deal(COMMON_MIB)).collect::<Result<_>>()?;
+    println!("| disks | MiB written | taken, of that | beside that dead | seconds |\n| --- | --- | --- | --- | --- |");
+    installed_twice(&grid, &[base.as_slice(), &common[0], &common[1]].concat())?;
     fleet(&grid, &mut packages, &base, &common)
 }
 
 /// One machine, and then another with the same packages in another order on a file system of its own.
-fn installed_twice(grid: &Grid, files: &[PathBuf]) -> Result<()> {
+fn installed_twice(grid: &Grid, packages: &[Package]) -> Result<()> {
     grid.run(&["sharing", "create", "twins", "--layout", LAYOUT])?;
-    let (mut before, mut volumes) = (0, vec!["twins".to_string()]);
+    let (mut before, mut volumes) = (Taken::default(), vec!["twins".to_string()]);
     for name in ["first", "second"] {
         let disk = Disk::make(&grid.around().join(name))?;
-        disk.unpack(&shuffled(files, name))?;
+        disk.unpack(&shuffled(packages, name))?;
         let written = disk.load(grid, name)?;
         let begun = Instant::now();
         grid.run(&["volume", "set", name, "--sharing", "twins"])?;
         volumes.push(name.to_string());
         let taken = taken_when_still(grid, &volumes)?;
-        report(&format!("a machine, {name} of its kind"), written, taken - before, begun);
+        report(&format!("a machine, {name} of its kind"), written, taken.beside(before), begun);
         before = taken;
     }
     delete_all(grid, &volumes)
 }
 
-fn fleet(grid: &Grid, packages: &mut Packages, base: &[PathBuf], common: &[Files]) -> Result<()> {
+fn fleet(grid: &Grid, packages: &mut Packages, base: &[Package], common: &[Vec<Package>]) -> Result<()> {
     let golden = Disk::make(&grid.around().join("golden"))?;
     golden.unpack(base)?;
     let (mut written, mut volumes) = (0, Vec::new());
@@ -73,8 +73,8 @@ fn fleet(grid: &Grid, packages: &mut Packages, base: &[PathBuf], common: &[Files
     for vm in 0..VMS {
         let name = format!("vm{vm}");
         let disk = golden.copy(&grid.around().join(&name))?;
-        let more =
-            [&common[vm % COMMON], &common[(vm + 1) % COMMON], &packages.deal(OWN_MIB)?].map(Clone::clone).concat();
+        let own = packages.deal(OWN_MIB)?;
+        let more = [common[vm % COMMON].as_slice(), &common[(vm + 1) % COMMON], &own].concat();
         disk.unpack(&shuffled(&more, &name))?;
         disk.make_own(vm)?;
         written += disk.load(grid, &name)?;
@@ -91,9 +91,10 @@ fn fleet(grid: &Grid, packages: &mut Packages, base: &[PathBuf], common: &[Files
     Ok(())
 }
 
-fn report(what: &str, written: u64, taken: u64, begun: Instant) {
-    let part = taken as f64 / written as f64;
-    println!("| {what} | {} | {part:.3} | {} |", written >> 20, begun.elapsed().as_secs());
+fn report(what: &str, written: u64, taken: Taken, begun: Instant) {
+    let part = |bytes: i64| bytes as f64 / written as f64;
+    let (needed, dead) = (part(taken.needed_bytes), part(taken.dead_bytes));
+    println!("| {what} | {} | {needed:.3} | {dead:.3} | {} |", written >> 20, begun.elapsed().as_secs());
 }
 
 /// Members go first.
@@ -101,33 +102,53 @@ fn delete_all(grid: &Grid, volumes: &[String]) -> Result<()> {
     volumes.iter().rev().try_for_each(|name| grid.run(&["volume", "delete", name, "--now"]).map(drop))
 }
 
-/// What the volumes take in all, before copies and parity, with maps and what is dead, once nothing changes any more.
-fn taken_when_still(grid: &Grid, volumes: &[String]) -> Result<u64> {
+/// What volumes take, before copies and parity.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Taken {
+    /// Data, what lies between packed blocks, and maps.
+    needed_bytes: i64,
+    /// It goes when room is needed.
+    dead_bytes: i64,
+}
+
+impl Taken {
+    fn beside(self, other: Taken) -> Taken {
+        Taken { needed_bytes: self.needed_bytes - other.needed_bytes, dead_bytes: self.dead_bytes - other.dead_bytes }
+    }
+
+    fn of(grid: &Grid, volumes: &[String]) -> Result<Taken> {
+        let mut sum = Taken::default();
+        for name in volumes {
+            let volume = grid.volume(name)?;
+            let space = &volume["live"]["space"];
+            let bytes = |key: &str| space[key].as_i64().with_context(|| format!("no {key} of volume {name}"));
+            sum.needed_bytes += bytes("data_bytes")? + bytes("padding_bytes")? + bytes("metadata_bytes")?;
+            sum.dead_bytes += bytes("dead_bytes")?;
+        }
+        Ok(sum)
+    }
+}
+
+/// Once nothing changes any more.
+fn taken_when_still(grid: &Grid, volumes: &[String]) -> Result<Taken> {
     let end = Instant::now() + STILL_WITHIN;
-    let look = || volumes.iter().map(|name| space_of(grid, name)).collect::<Result<Vec<_>>>();
-    let (mut last, mut since) = (look()?, Instant::now());
+    let (mut last, mut since) = (Taken::of(grid, volumes)?, Instant::now());
     while since.elapsed() < STILL_FOR {
         ensure!(Instant::now() < end, "volumes still change after {} s", STILL_WITHIN.as_secs());
         std::thread::sleep(Duration::from_secs(2));
-        let now = look()?;
+        let now = Taken::of(grid, volumes)?;
         if now != last {
             (last, since) = (now, Instant::now());
         }
     }
-    Ok(last.iter().sum())
+    Ok(last)
 }
 
-fn space_of(grid: &Grid, name: &str) -> Result<u64> {
-    let volume = grid.volume(name)?;
-    let space = &volume["live"]["space"];
-    let bytes = |key: &str| space[key].as_u64().with_context(|| format!("no {key} of volume {name}"));
-    ["data_bytes", "padding_bytes", "dead_bytes", "metadata_bytes"].into_iter().map(bytes).sum()
-}
+/// Its files, in the order in which it lists them.
+type Package = Vec<PathBuf>;
 
-type Files = Vec<PathBuf>;
-
-/// Files of this machine's packages, by package, in an order that has nothing to do with their names.
-struct Packages(Vec<(u64, Files)>);
+/// This machine's packages and how large they are, in an order that has nothing to do with their names.
+struct Packages(Vec<(u64, Package)>);
 
 impl Packages {
     fn of_this_machine() -> Result<Packages> {
@@ -146,18 +167,18 @@ impl Packages {
     }
 
     /// So much of what was not dealt out yet.
-    fn deal(&mut self, mib: u64) -> Result<Files> {
+    fn deal(&mut self, mib: u64) -> Result<Vec<Package>> {
         let (mut bytes, mut all) = (0, Vec::new());
         while bytes < mib << 20 {
             let Some((more, files)) = self.0.pop() else { bail!("this machine has too few packages") };
             bytes += more;
-            all.extend(files);
+            all.push(files);
         }
         Ok(all)
     }
 }
 
-fn files_of(list: &Path) -> Result<(u64, Files)> {
+fn files_of(list: &Path) -> Result<(u64, Package)> {
     let (mut bytes, mut files) = (0, Vec::new());
     for line in std::fs::read_to_string(list)?.lines().filter(|line| line.starts_with("/usr/")) {
         if let Ok(meta) = std::fs::symlink_metadata(line)
@@ -179,10 +200,14 @@ fn mixed(bytes: &[u8]) -> u64 {
     hash ^ (hash >> 33)
 }
 
-fn shuffled(files: &[PathBuf], by: &str) -> Files {
-    let mut files = files.to_vec();
-    files.sort_by_cached_key(|file| mixed(&[by.as_bytes(), file.as_os_str().as_bytes()].concat()));
-    files
+/// Packages in an order of the machine's own, as somebody installs them.
+fn shuffled(packages: &[Package], by: &str) -> Vec<Package> {
+    let mut packages = packages.to_vec();
+    packages.sort_by_cached_key(|files| {
+        let first = files.first().map_or(&[][..], |file| file.as_os_str().as_bytes());
+        mixed(&[by.as_bytes(), first].concat())
+    });
+    packages
 }
 
 /// The image of an ext4 file system, gone when it is dropped.
@@ -208,10 +233,10 @@ impl Disk {
     }
 
     /// Copies files onto it, in that order.
-    fn unpack(&self, files: &[PathBuf]) -> Result<()> {
+    fn unpack(&self, packages: &[Package]) -> Result<()> {
         let mounted = Mounted::at(&self.0)?;
         let list = self.0.with_extension("list");
-        let names: Vec<&[u8]> = files.iter().map(|file| file.as_os_str().as_bytes()).collect();
+        let names: Vec<&[u8]> = packages.iter().flatten().map(|file| file.as_os_str().as_bytes()).collect();
         std::fs::write(&list, names.join(&0))?;
         let mut from = Command::new("tar")
             .args(["--no-recursion", "-P", "-cf", "-", "--null", "-T"])
@@ -230,15 +255,7 @@ impl Disk {
     /// What no other machine has: a log, and a film.
     fn make_own(&self, vm: usize) -> Result<()> {
         let mounted = Mounted::at(&self.0)?;
-        let mut log = std::io::BufWriter::new(std::fs::File::create(mounted.0.join("log"))?);
-        let (mut seed, mut written) = (mixed(&[vm as u8]), 0);
-        while written < TEXT_MIB << 20 {
-            seed = mixed(&seed.to_le_bytes());
-            let line = format!("vm{vm} request {:08x} took {} us of {}\n", seed as u32, seed >> 48, seed >> 40 & 0xff);
-            log.write_all(line.as_bytes())?;
-            written += line.len() as u64;
-        }
-        log.flush()?;
+        write_log(vm, std::fs::File::create(mounted.0.join("log"))?)?;
         let mut noise = std::fs::File::open("/dev/urandom")?.take(NOISE_MIB << 20);
         std::io::copy(&mut noise, &mut std::fs::File::create(mounted.0.join("film"))?)?;
         mounted.end()
@@ -252,6 +269,19 @@ impl Disk {
         let all = std::fs::read(&self.0)?;
         Ok(all.chunks(4096).filter(|block| block.iter().any(|byte| *byte != 0)).map(|block| block.len() as u64).sum())
     }
+}
+
+fn write_log(vm: usize, file: std::fs::File) -> Result<()> {
+    let mut log = std::io::BufWriter::new(file);
+    let (mut seed, mut written) = (mixed(&[vm as u8]), 0);
+    while written < TEXT_MIB << 20 {
+        seed = mixed(&seed.to_le_bytes());
+        let line = format!("vm{vm} request {:08x} took {} us of {}\n", seed as u32, seed >> 48, seed >> 40 & 0xff);
+        log.write_all(line.as_bytes())?;
+        written += line.len() as u64;
+    }
+    log.flush()?;
+    Ok(())
 }
 
 struct Mounted(PathBuf);
