@@ -23,7 +23,7 @@ pub(crate) struct Seen {
 pub(crate) struct Found {
     /// Segments of the store that have some of it.
     pub(crate) stored: BTreeSet<SegmentNo>,
-    /// Of the prints that were looked up, those that others have, too, or that came before.
+    /// Of the prints that were looked up, those that other volumes have, too, or that came before in the segment.
     pub(crate) alike: Vec<u32>,
 }
 
@@ -142,7 +142,8 @@ impl PrintIndex {
         }
     }
 
-    /// Who else has these, and which of them came before; from here on they were seen there.
+    /// Which of these others have, or came before; from here on they were seen there. Within one volume what is alike in two
+    /// segments counts as moved, since all that is packed anew, or cleaned, is reported again.
     pub(crate) fn look_up(&mut self, seen: Seen, prints: &[Print]) -> Found {
         let (source, mut found) = (self.hold(seen), Found::default());
         let mut own = BTreeSet::new();
@@ -152,7 +153,8 @@ impl PrintIndex {
                 Some((of, place)) if place.is_stored => {
                     found.stored.insert(of.segment);
                 }
-                Some((_, place)) if place.source != source || own.contains(&key) => found.alike.push(at),
+                Some((of, _)) if of.volume != seen.volume || own.contains(&key) => found.alike.push(at),
+                // It was moved to another segment of its volume.
                 _ => self.put(key, Place { source, is_stored: false }),
             }
             own.insert(key);
@@ -245,6 +247,10 @@ mod tests {
         content.extend(prints(2, 3));
         content.extend_from_within(20..23);
         assert_eq!(index.look_up(seen(1, 0), &content).alike, [23, 24, 25], "twice in one segment");
+        content.truncate(20);
+        assert!(index.look_up(seen(1, 7), &content).alike.is_empty(), "it was moved");
+        let holders = index.store(seen(9, 3), &content);
+        assert_eq!(holders, BTreeSet::from([seen(1, 7)]));
         index.verify();
     }
 

@@ -223,7 +223,8 @@ impl Drop for Disk {
 impl Disk {
     fn make(path: &Path) -> Result<Disk> {
         std::fs::File::create(path)?.set_len(DISK_MIB << 20)?;
-        tools::run(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(path))?;
+        // A disk of usual size has blocks of 4 KiB; one this small would have others.
+        tools::run(Command::new("mke2fs").args(["-q", "-t", "ext4", "-b", "4096"]).arg(path))?;
         Ok(Disk(path.to_path_buf()))
     }
 
