@@ -342,13 +342,11 @@ fn of_sharing(view: &View, seen: &SharingNow) -> Vec<Action> {
     let of_others = seen.dependents.iter().filter_map(|dependent| {
         let (origin, dependent) = (seen.volume, *dependent);
         let root = view.get(&root_key(dependent)).and_then(|record| Root::decode(&record.value).ok());
-        let is_found = view.get(&found_key(dependent)).is_some();
-        match root {
-            Some(root) if !root.deleted => Some(Action::TellNames { origin, dependent }),
-            _ if is_found => Some(Action::TellNames { origin, dependent }),
-            _ => return Some(Action::GiveUp { origin, dependent }),
+        let stands = root.is_some_and(|root| !root.deleted) || view.get(&found_key(dependent)).is_some();
+        match stands {
+            false => Some(Action::GiveUp { origin, dependent }),
+            true => (!is_store).then_some(Action::TellNames { origin, dependent }),
         }
-        .filter(|_| !is_store)
     });
     own.chain(of_others).collect()
 }

@@ -344,12 +344,12 @@ impl Volume {
         &self.controller
     }
 
-    /// Clients may use it; otherwise it is open for care.
     /// The store of a sharing domain, which has no clients.
     pub fn is_store(&self) -> bool {
         self.opened_by.is_store
     }
 
+    /// Clients may use it; otherwise it is open for care.
     pub fn is_exported(&self) -> bool {
         self.exported
     }

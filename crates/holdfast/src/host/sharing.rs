@@ -112,7 +112,7 @@ fn check_fits(entry: &Entry, store: &Entry) -> Result<()> {
             "it is fixed, and would not own what the store has; `holdfast volume set {name} --provisioning thin`"
         ))
     } else if entry.root.tiers != Tiers::default() {
-        Some(format!("it has tiers; `holdfast volume set {name} --first-tier none --media none` ends them"))
+        Some(format!("it has tiers; `holdfast volume set {name} --first-tier none --media any` ends them"))
     } else {
         None
     };
