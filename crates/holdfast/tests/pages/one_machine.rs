@@ -10,7 +10,7 @@ fn the_tutorial_on_one_machine_works_as_it_is_typed() {
     page.block("./x build");
     // It would take all the room that there is.
     let up = page.block("holdfast grid up");
-    reader.types(&up.replacen("grid up", "grid up --device-size 2GiB", 1));
+    reader.types(&up.replacen("grid up", "grid up --device-size 1GiB", 1));
     reader.types(&page.block("holdfast volume plan"));
     // These take a minute each.
     reader.has("--seconds 60", "--seconds 6");
@@ -34,7 +34,7 @@ fn what_the_readme_shows_works_as_it_is_typed() {
     let mut page = Page::open("../README.md");
     // It is built; the devices would take all the room that there is; and a minute would be long.
     reader.has("./x build && export PATH=$PWD/target/release:$PATH", "holdfast --version");
-    reader.has("grid up", "grid up --device-size 2GiB");
+    reader.has("grid up", "grid up --device-size 1GiB");
     reader.has("--seconds 60", "--seconds 6");
     let said = reader.types(&page.block("./x build"));
     assert!(said.contains("(hang)") && said.contains(": passed"), "{said}");
