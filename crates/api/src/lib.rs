@@ -11,6 +11,7 @@ mod filter;
 mod host;
 mod node;
 mod parts;
+mod qos;
 mod request;
 mod response;
 mod slow;
@@ -29,6 +30,7 @@ pub use node::{
     free_of, promised_of, takers,
 };
 pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, SegmentKind, SegmentParts};
+pub use qos::{FloorInfo, MeasuredInfo, QosInfo};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
 pub use slow::{Neighbour, SlowInfo, SlowKind, SlowRequest, SlowStage};

@@ -48,6 +48,13 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
+    /// Which floors are promised, and of what.
+    Qos,
+    /// What this host can do, without one of so many nodes.
+    QosMeasured {
+        iops: u64,
+        nodes: u64,
+    },
     VolumeList,
     VolumeShow {
         name: String,
@@ -408,6 +415,7 @@ impl Request {
             | Request::TrashList
             | Request::Tasks
             | Request::GridSpace
+            | Request::Qos
             | Request::Machines => Kind::Look,
             Request::CheckRemovable { .. }
             | Request::CheckStop { .. }
@@ -417,6 +425,7 @@ impl Request {
             | Request::VolumeResize { .. }
             | Request::VolumeSet { .. }
             | Request::SharingCreate { .. }
+            | Request::QosMeasured { .. }
             | Request::VolumeSchedule { .. }
             | Request::VolumeDelete { .. }
             | Request::TrashRestore { .. }

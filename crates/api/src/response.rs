@@ -1,6 +1,6 @@
 //! What a host answers: one of these to each request.
 
-use crate::{Code, HostStatus, MachineInfo, Parts, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
+use crate::{Code, HostStatus, MachineInfo, Parts, QosInfo, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
 use holdfast_format::meta::MetadataFile;
 use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,7 @@ pub enum Response {
         /// Nor ever, as the grid is.
         never: bool,
     },
+    Qos(Box<QosInfo>),
     Machines {
         machines: Vec<MachineInfo>,
     },

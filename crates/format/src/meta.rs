@@ -24,6 +24,8 @@
 //! draining/DEVICE, kept/DEVICE  a device that is to be emptied, or is not although it would be: `{}`
 //! copies                 the number of the last copy of all this on devices: [`CopiesRecord`]
 //! reserved               compared by whoever sets space aside: [`ReservedRecord`]
+//! stores                 how many stores of sharing domains were made: [`StoresRecord`]
+//! floors                 what hosts can do, of which floors are promised: [`FloorsRecord`]
 //! beat                   which store this is, and how far it has come: [`BeatRecord`]
 //! ```
 //! Compatibility: a field that a release does not know is kept when it rewrites the record (`other`); one that older
@@ -59,6 +61,7 @@ pub const NUMBERS_KEY: &str = "numbers";
 pub const RESERVED_KEY: &str = "reserved";
 pub const COPIES_KEY: &str = "copies";
 pub const STORES_KEY: &str = "stores";
+pub const FLOORS_KEY: &str = "floors";
 /// Of the store itself: no copy of the records has it.
 pub const BEAT_KEY: &str = "beat";
 /// Which host is the steward, on that host's lease.
@@ -557,6 +560,32 @@ pub struct ReservedRecord {
 pub struct StoresRecord {
     /// So many were made, whatever became of them.
     pub made: u64,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Of what floors are promised. Changed by every transaction that promises one, and compared by it: of two hosts that do so in the
+/// same moment one looks again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FloorsRecord {
+    /// So many such transactions there were.
+    pub changes: u64,
+    /// By host.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub measured: BTreeMap<String, MeasuredRecord>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// What a host could do when it was measured.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MeasuredRecord {
+    /// Requests of 8 KiB a second, seven reads to three writes, without one of the nodes.
+    pub iops: u64,
+    /// That the grid had, with the one that was left out.
+    pub nodes: u64,
+    /// Unix seconds.
+    pub at_s: u64,
     #[serde(flatten)]
     pub other: Other,
 }

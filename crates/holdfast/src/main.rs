@@ -3,6 +3,7 @@
 //! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
 //! that says what, why, and what to do next.
 
+mod bench;
 mod cli;
 mod client;
 mod config;
@@ -79,6 +80,8 @@ enum Command {
     Top(cli::top::TopArgs),
     /// Why a volume is slow
     Why(cli::why::WhyArgs),
+    /// What the grid can do, and which floors of that are promised
+    Qos(cli::qos::QosArgs),
     /// Domains of volumes whose equal content is stored once
     Sharing(cli::sharing::SharingArgs),
     /// What first tiers hold, what leaves them, and how often they are read
@@ -97,6 +100,8 @@ enum Command {
     Node(cli::node::NodeArgs),
     /// Lose a node, a disk, the host, the metadata or a machine under load, put it right, and verify everything
     Drill(drill::DrillArgs),
+    /// The loads of published reports on this grid, beside what they say
+    Bench(bench::BenchArgs),
     /// Settings of this machine: what they mean, whether they are right, what is set
     Config(cli::config::ConfigArgs),
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
@@ -147,6 +152,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Top(args) => cli::top::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Bench(args) => bench::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Qos(args) => cli::qos::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Sharing(args) => cli::sharing::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status(_) => unreachable!("it has exit codes of its own"),

@@ -1,4 +1,5 @@
-//! `holdfast why slow` on a grid of real processes: what holds requests up is what it names.
+//! `holdfast why slow` and floors on a grid of real processes: what holds requests up is what it names, and what is promised is
+//! what was measured.
 
 mod support;
 
@@ -54,4 +55,46 @@ fn what_holds_requests_up_is_named() {
     drop(guest);
     grid.ok("volume unexport v1");
     assert!(grid.fails("why slow v1").contains("holdfast volume export v1"));
+}
+
+#[test]
+fn floors_are_promised_of_what_was_measured() {
+    let grid = Grid::new(141);
+    grid.up("--nodes 3 --devices 1");
+    assert!(grid.ok("qos list").contains("no floor can be promised: `holdfast qos measure`"));
+    grid.ok("volume create v1 --size 16MiB");
+    assert!(grid.fails("volume set v1 --qos floor=1").contains("`holdfast qos measure`"));
+    assert!(grid.fails("volume create v2 --size 16MiB --qos floor=1").contains("`holdfast qos measure`"));
+    assert!(grid.fails("volume show v2").contains("no volume v2"), "what is refused makes no volume");
+
+    let told = grid.ok("qos measure --seconds 2");
+    assert!(told.contains("requests of 8 KiB a second") && told.contains("without node"), "{told}");
+    let qos = grid.json("qos list");
+    let (measured, all) = (qos["measured"][0]["iops"].as_u64().unwrap(), qos["for_floors"].as_u64().unwrap());
+    assert!(measured > 10 && all == measured / 2, "{qos}");
+    assert_eq!((qos["measured"][0]["nodes"].as_u64(), qos["hosts"].as_u64()), (Some(3), Some(1)), "{qos}");
+    assert_eq!(grid.json("volume list").as_array().map(Vec::len), Some(1), "what it made is gone");
+
+    let refused = grid.fails(&format!("volume set v1 --qos floor={}", all + 1));
+    assert!(refused.contains(&format!("ask for {all} at most")), "{refused}");
+    grid.ok(&format!("volume set v1 --qos floor={all},weight=200"));
+    let refused = grid.fails("volume create v2 --size 16MiB --qos floor=1");
+    assert!(refused.contains("leaves 0; lower another floor (`holdfast qos list`)"), "{refused}");
+    assert!(grid.ok("qos list").contains("0 are left"));
+    // A clone has the rest of the policy: nobody has counted a second floor.
+    grid.ok("snapshot create v1 s1");
+    grid.ok("volume clone v1@s1 c1");
+    assert_eq!(grid.json("volume show c1")["limit"], "weight=200");
+    let floor = grid.json("volume show v1")["limit"].as_str().map(str::to_string);
+    assert_eq!(floor, Some(format!("floor={all},weight=200")));
+
+    grid.ok("volume set v1 --qos floor=1");
+    grid.ok(&format!("volume create v2 --size 16MiB --qos floor={}", all - 1));
+    // In the trash it is promised on, for it may be had back.
+    grid.ok("volume delete v2");
+    assert!(grid.fails("volume set v1 --qos floor=2").contains("leaves 1; ask for 1 at most"));
+    grid.ok("volume trash empty");
+    grid.ok("volume set v1 --qos floor=2");
+    grid.ok("volume set v1 --qos none");
+    assert_eq!(grid.json("qos list")["floors"].as_array().map(Vec::len), Some(0));
 }

@@ -50,7 +50,7 @@ pub use event::{
 };
 pub use forward::{LinkId, Peer};
 pub use groups::{GroupId, Heard, Sibling};
-pub use holdfast_qos::{Figures, Isolation, Policy as QosPolicy};
+pub use holdfast_qos::{Capacity, Figures, Isolation, Policy as QosPolicy, promise};
 pub use holdfast_stages::{Kind, Report, Spans, Stage, StageReport};
 pub use host::{Config, Host};
 pub use limits::{LIMIT, LimitError, Limits, policy_of};

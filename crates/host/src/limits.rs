@@ -58,6 +58,8 @@ impl Host {
         if self.volumes.limits == limits {
             return;
         }
+        let has_floor = |words: &String| policy_of(words).is_ok_and(|policy| policy.floor.is_some());
+        self.see_to_floors(now, limits.values().any(has_floor), out);
         self.volumes.limits = limits;
         self.volumes.limits_version += 1;
         // What waits by a former one has no request that would look.

@@ -14,6 +14,9 @@
 //! Reactors of one host share the window: each tells sums to the first one, which tells shares ([`Sharing`]). A host of one
 //! reactor has none of that.
 //!
+//! Where volumes are not isolated there is no window, unless a policy of the grid promises a floor: without one a floor is a
+//! word. Then volumes of all hosts are isolated as is [default](Isolation), for all use the same nodes.
+//!
 //! Invariants: (1) each request that waits here has a place in its volume, and no turn there; (2) it goes or is answered,
 //! once. Both in [`Host::verify`].
 //!
@@ -34,7 +37,7 @@ use holdfast_base::{
     BlockError, BlockOp, BlockReply, BlockRequest, Effects, HeadId, Instant, RequestToken, Slab, Token, Urgency,
 };
 use holdfast_qos::scheduler::{self, REQUESTS_MAX};
-use holdfast_qos::{Config, Figures, Kind, Scheduler, Share, Sharing, Slot, Sums, TenantId, sharing};
+use holdfast_qos::{Config, Figures, Isolation, Kind, Scheduler, Share, Sharing, Slot, Sums, TenantId, sharing};
 use holdfast_volume::{State, Target};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -85,10 +88,12 @@ pub(crate) struct Turns {
     releases: bool,
     driven_at: Instant,
     reactor: usize,
+    reactors: usize,
+    isolation: Isolation,
+    /// There is a window, whatever policies say.
+    is_isolated: bool,
     has_window: bool,
-    /// With other reactors.
-    is_shared: bool,
-    /// Of the first of several reactors.
+    /// Of the first of several reactors, while there is a window.
     sharing: Option<Sharing>,
     sums_at: Option<Instant>,
 }
@@ -96,26 +101,41 @@ pub(crate) struct Turns {
 impl Turns {
     pub fn new(config: &crate::Config) -> Turns {
         let isolation = config.isolation.unwrap_or_default();
-        let mut scheduler = Scheduler::new(Config { isolation, ..Config::default() });
-        if config.isolation.is_none() {
-            let share = Share::Unbounded;
-            scheduler.handle(Instant::ZERO, scheduler::Event::SetShare { share }, &mut Effects::new());
-        }
-        let (reactor, is_shared) = (config.reactor, config.reactors > 1 && config.isolation.is_some());
-        Turns {
-            scheduler,
+        let mut turns = Turns {
+            scheduler: Scheduler::new(Config { isolation, ..Config::default() }),
             effects: Effects::new(),
             waiting: Slab::new(REQUESTS_MAX),
             left: VecDeque::new(),
             uncounted: Vec::new(),
             releases: false,
             driven_at: Instant::ZERO,
-            reactor,
-            has_window: config.isolation.is_some(),
-            is_shared,
-            sharing: (is_shared && reactor == FRONT).then(|| Sharing::new(config.reactors, isolation)),
+            reactor: config.reactor,
+            reactors: config.reactors,
+            isolation,
+            is_isolated: config.isolation.is_some(),
+            has_window: false,
+            sharing: None,
             sums_at: None,
+        };
+        let share = turns.set_window(turns.is_isolated);
+        turns.scheduler.handle(Instant::ZERO, scheduler::Event::SetShare { share }, &mut Effects::new());
+        turns
+    }
+
+    /// From here on there is a window, or none; gives the share to begin with.
+    fn set_window(&mut self, has_window: bool) -> Share {
+        self.has_window = has_window;
+        let shares_out = self.is_shared() && self.reactor == FRONT;
+        self.sharing = shares_out.then(|| Sharing::new(self.reactors, self.isolation));
+        if !self.is_shared() {
+            self.sums_at = None;
         }
+        if has_window { Share::Own } else { Share::Unbounded }
+    }
+
+    /// With other reactors.
+    fn is_shared(&self) -> bool {
+        self.has_window && self.reactors > 1
     }
 
     /// Tenants share one.
@@ -177,7 +197,7 @@ impl Host {
         };
         let (kind, bytes) = kind_of(&waiting.request.op);
         let token = self.turns.waiting.insert(waiting);
-        if self.turns.is_shared && self.turns.sums_at.is_none() {
+        if self.turns.is_shared() && self.turns.sums_at.is_none() {
             self.turns.sums_at = Some(now + SUMS_PACE);
         }
         let event = scheduler::Event::Request { tenant, kind, bytes, token: RequestToken(token.0) };
@@ -344,7 +364,19 @@ impl Host {
     }
 
     pub(crate) fn take_share(&mut self, now: Instant, share: Share, out: Out) {
-        self.drive_turns(now, scheduler::Event::SetShare { share }, out);
+        // It may come late, when there is no window any more.
+        if self.turns.is_shared() {
+            self.drive_turns(now, scheduler::Event::SetShare { share }, out);
+        }
+    }
+
+    /// Somebody is promised a floor, or nobody.
+    pub(crate) fn see_to_floors(&mut self, now: Instant, are_there: bool, out: Out) {
+        let has_window = self.turns.is_isolated || are_there;
+        if has_window != self.turns.has_window {
+            let share = self.turns.set_window(has_window);
+            self.drive_turns(now, scheduler::Event::SetShare { share }, out);
+        }
     }
 
     // ---- what others may see ----

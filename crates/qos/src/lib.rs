@@ -41,6 +41,7 @@
 
 mod allowance;
 mod cost;
+mod floors;
 mod heap;
 mod latency;
 mod mutations;
@@ -51,10 +52,11 @@ mod tenant;
 mod window;
 
 pub use cost::{Cost, FLOOR_BYTES, Kind};
+pub use floors::{Capacity, FloorRefused, promise};
 pub use latency::{Sample, Samples};
 pub use mutations::Mutations;
 pub use policy::{Burst, Policy, PolicyError};
 pub use scheduler::{Config, Effect, Event, Scheduler, Share, Slot, Sums, TenantId};
-pub use sharing::{FloorRefused, Sharing};
+pub use sharing::Sharing;
 pub use tenant::{Figures, Role};
 pub use window::Isolation;

@@ -1,23 +1,17 @@
-//! What the reactors of one host share: the window, and which floors are promised.
+//! What the reactors of one host share: the window.
 //!
 //! Role: every 100 ms it hears the sums of each reactor and tells each its share. Nothing else crosses reactors; no request
 //! waits for it. A reactor that is not heard of has the share that it had.
 //!
 //! The window is one for the host, since its reactors are in front of the same nodes and on the same cores. Reactors where
 //! tenants wait have it by the weights of these. One where nothing waits may use as much as it uses.
-//!
-//! Floors: promised are at most half of what was measured while one node was gone. The other half is for all who have none.
-//! A floor counts reads and writes alike, and what was measured is seven reads to three writes; so floors that are used by
-//! writes alone still come to less than 0.8 of what was measured.
 
 use crate::cost::Cost;
 use crate::latency::{Sample, Samples};
 use crate::mutations::Mutations;
 use crate::scheduler::{Share, Sums};
 use crate::window::{Isolation, SPAN, WHOLE, WINDOW_MIN, Window};
-use holdfast_base::{Effects, Instant, VolumeId};
-use std::collections::BTreeMap;
-use std::fmt;
+use holdfast_base::{Effects, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -36,57 +30,18 @@ pub struct Effect {
     pub share: Share,
 }
 
-/// Why a floor is not promised.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum FloorRefused {
-    NotMeasured { floor: u64 },
-    TooMuch { floor: u64, others: u64, measured: u64 },
-}
-
-impl fmt::Display for FloorRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FloorRefused::NotMeasured { floor } => write!(
-                f,
-                "floor={floor} can't be promised before it is known what this host can do; measure it: `holdfast qos measure`"
-            ),
-            FloorRefused::TooMuch { floor, others, measured } => {
-                let half = measured / 2;
-                let left = half.saturating_sub(*others);
-                write!(
-                    f,
-                    "floor={floor} can't be promised: measured are {measured} requests a second with one node gone, half of \
-                     that is {half}, floors of others are {others}, and {half} - {others} leaves {left}; ask for {left} at \
-                     most, lower another floor, or measure again: `holdfast qos measure`"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for FloorRefused {}
-
 /// The coordinator of one host.
 #[derive(Debug)]
 pub struct Sharing {
     reactors: Vec<Sums>,
     window: Window,
     next_at: Option<Instant>,
-    floors: BTreeMap<VolumeId, u64>,
-    /// Requests of 8 KiB a second, seven reads to three writes, with one node gone.
-    measured: Option<u64>,
 }
 
 impl Sharing {
     pub fn new(reactors: usize, isolation: Isolation) -> Sharing {
         assert!(reactors > 0, "a host has a reactor");
-        Sharing {
-            reactors: vec![Sums::default(); reactors],
-            window: Window::new(isolation),
-            next_at: None,
-            floors: BTreeMap::new(),
-            measured: None,
-        }
+        Sharing { reactors: vec![Sums::default(); reactors], window: Window::new(isolation), next_at: None }
     }
 
     pub fn handle(&mut self, now: Instant, event: Event, out: &mut Effects<Effect>) {
@@ -162,29 +117,6 @@ impl Sharing {
             out.push(Effect { reactor, share: Share::Units(share.max(WINDOW_MIN)) });
         }
     }
-
-    /// What `holdfast qos measure` has found.
-    pub fn set_measured(&mut self, measured: Option<u64>) {
-        self.measured = measured;
-    }
-
-    /// Promises a floor to a volume or clone, in place of the one that it had.
-    ///
-    /// # Errors
-    /// All together would be more than half of what was measured, or nothing was. What was promised before stays.
-    pub fn promise(&mut self, volume: VolumeId, floor: u64) -> Result<(), FloorRefused> {
-        let measured = self.measured.ok_or(FloorRefused::NotMeasured { floor })?;
-        let others: u64 = self.floors.iter().filter(|(of, _)| **of != volume).map(|(_, floor)| *floor).sum();
-        if others.saturating_add(floor) > measured / 2 {
-            return Err(FloorRefused::TooMuch { floor, others, measured });
-        }
-        self.floors.insert(volume, floor);
-        Ok(())
-    }
-
-    pub fn release(&mut self, volume: VolumeId) {
-        self.floors.remove(&volume);
-    }
 }
 
 /// One sample for two: its median is their mean, by how many each has.
@@ -237,20 +169,5 @@ mod tests {
         assert_eq!(shares(&mut sharing, Instant(5), &[sums(0, 1, 300), sums(0, 0, 0)]), [Share::Unbounded; 2]);
         let told = shares(&mut sharing, Instant(500_000_000), &[sums(0, 0, 0), sums(0, 0, 0)]);
         assert_eq!((told, sharing.next_deadline()), (vec![Share::Unbounded; 2], None));
-    }
-
-    #[test]
-    fn floors_are_promised_up_to_half_and_refused_with_the_arithmetic() {
-        let mut sharing = Sharing::new(1, Isolation::Balanced);
-        let told = sharing.promise(VolumeId(1), 100).unwrap_err().to_string();
-        assert!(told.contains("holdfast qos measure"), "{told}");
-        sharing.set_measured(Some(22_000));
-        assert_eq!(sharing.promise(VolumeId(1), 9_000), Ok(()));
-        let told = sharing.promise(VolumeId(2), 3_000).unwrap_err().to_string();
-        assert!(told.contains("half of that is 11000") && told.contains("11000 - 9000 leaves 2000"), "{told}");
-        assert_eq!(sharing.promise(VolumeId(2), 2_000), Ok(()));
-        assert_eq!(sharing.promise(VolumeId(1), 8_000), Ok(()), "its own former floor does not count");
-        sharing.release(VolumeId(1));
-        assert_eq!(sharing.promise(VolumeId(3), 9_000), Ok(()));
     }
 }

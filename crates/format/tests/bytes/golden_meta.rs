@@ -3,8 +3,8 @@
 
 use holdfast_base::VolumeId;
 use holdfast_format::meta::{
-    BeatRecord, CapacitySample, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, HostRecord,
-    KEY_VERSION, KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord,
+    BeatRecord, CapacitySample, ClientsRecord, CloneRecord, CopiesRecord, DeletingRecord, ExportRecord, FloorsRecord,
+    HostRecord, KEY_VERSION, KeyRecord, KeySource, LimitRecord, MachineRecord, NameRecord, NodeRecord, NumbersRecord,
     ReceivedRecord, RemovedRecord, ReservationRecord, ReservedRecord, SettingsRecord, TlsRecord, TokenRecord,
     TrashRecord, clients_key, clone_key, decode, deleting_key, encode, export_key, host_key, key_key, limit_key,
     machine_key, name_key, node_key, removed_key, settings_key, trash_key,
@@ -124,6 +124,9 @@ fn records_are_written_as_ever() {
         stays(r#"{"home":"m","reads_root":5,"features":[1,2],"answers":true,"runs_errands":true,"takes_spare":true}"#);
     assert!(host.features == [1, 2]);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
+    let measured = r#"{"changes":3,"measured":{"a":{"iops":20000,"nodes":4,"at_s":1795242380,"zz":1}},"zz":1}"#;
+    let floors: FloorsRecord = stays(measured);
+    assert_eq!((floors.changes, floors.measured["a"].iops, floors.measured["a"].nodes), (3, 20_000, 4));
     let reserved: ReservedRecord =
         stays(r#"{"changes":4,"pending":{"00000000-0000-0000-0000-000000000007":{"layout":"mirror:2","bytes":9}}}"#);
     assert_eq!(reserved.pending.len(), 1);

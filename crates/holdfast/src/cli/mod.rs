@@ -12,6 +12,7 @@ pub mod meta;
 pub mod node;
 pub mod progress;
 pub mod protect;
+pub mod qos;
 pub mod reference;
 pub mod sharing;
 pub mod snapshot;

@@ -29,6 +29,8 @@ pub enum Pattern {
     Oltp8k,
     /// 64 KiB sequential read.
     SeqRead64k,
+    /// 8 KiB, 70 % read, random: of this floors are promised.
+    Floor8k,
 }
 
 /// One run of fio.
@@ -65,6 +67,7 @@ impl Job {
                 "--norandommap=1",
             ],
             Pattern::SeqRead64k => &["--rw=read", "--bs=64k"],
+            Pattern::Floor8k => &["--rw=randrw", "--rwmixread=70", "--bs=8k", "--norandommap=1"],
         };
         arguments.extend(pattern.iter().map(ToString::to_string));
         arguments.push(format!("--iodepth={}", self.queue_depth));
@@ -73,7 +76,7 @@ impl Job {
             arguments.extend(["--io_size=1000T", "--time_based=1"].map(str::to_string));
             arguments.push(format!("--runtime={}", self.seconds));
         }
-        if self.pattern != Pattern::SeqRead64k {
+        if matches!(self.pattern, Pattern::Fill | Pattern::Oltp8k) {
             let verify = [
                 "--verify=crc32c",
                 "--verify_interval=8k",

@@ -11,18 +11,21 @@
 //!
 //! A drill makes volumes of its own, deletes them, and brings back what it took even if it fails or is interrupted.
 
+mod capacity;
 mod emergency;
 mod film;
 mod fio;
-mod grid;
+pub mod grid;
 mod history;
 mod load;
 mod machine;
-mod rejoin;
+pub mod rejoin;
 mod report;
 mod stats;
-mod tools;
+pub mod tools;
 mod witness;
+
+pub use capacity::measure;
 
 use crate::grid::layout::GridDir;
 use anyhow::{Result, bail};

@@ -110,7 +110,7 @@ impl Drop for Volumes<'_> {
         }
         for name in &self.names {
             if let Err(error) = self.grid.delete_volume(name) {
-                eprintln!("the drill's volume {name} is left: {error:#}; run `holdfast volume delete {name}`");
+                eprintln!("volume {name} is left: {error:#}; run `holdfast volume delete {name}`");
             }
         }
     }

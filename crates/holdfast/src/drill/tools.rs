@@ -44,7 +44,7 @@ pub fn require(tools: &[Tool]) -> Result<()> {
     let mut packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
     packages.dedup();
     bail!(
-        "this drill needs {}, which PATH does not have; run `./x setup` in the source tree, or install by hand: \
+        "this needs {}, which PATH does not have; run `./x setup` in the source tree, or install by hand: \
          apt-get install {}",
         programs.join(", "),
         packages.join(" ")
@@ -73,7 +73,7 @@ pub fn catch_interrupts() -> Result<()> {
 /// Ends the drill, through its clean-up, once somebody asked for that.
 pub fn check_interrupt() -> Result<()> {
     if INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::SeqCst)) {
-        bail!("interrupted; what the drill had started was stopped and removed");
+        bail!("interrupted; what had been started was stopped and removed");
     }
     Ok(())
 }

@@ -721,18 +721,27 @@ impl Catalog {
 
     pub fn set_limit(&self, volume: VolumeId, limit: Option<&LimitRecord>) -> Result<()> {
         self.update(&limit_key(volume), |found| {
-            // One that can't be read is replaced: so a limit of a later release can be had away.
-            let before = found.and_then(|bytes| holdfast_format::meta::decode::<LimitRecord>(bytes).ok());
-            let other = before.map(|before| before.other).unwrap_or_default();
-            let next = limit.map(|limit| encode(&LimitRecord { other, ..limit.clone() }));
+            let next = limit.map(|limit| encode(&limits::after(found, limit)));
             Ok((found != next.as_deref()).then_some(next))
         })
     }
 
-    /// A clone has that of its origin, also where this release can't read it.
+    /// A clone has that of its origin, also where this release can't read it; but no floor, of which nobody would have counted
+    /// a second one.
     pub fn inherit_limit(&self, origin: VolumeId, clone: VolumeId) -> Result<()> {
-        let (_, record) = self.get_now(&limit_key(origin))?;
-        self.set(&limit_key(clone), record)
+        let (_, found) = self.get_now(&limit_key(origin))?;
+        let record = found.as_deref().and_then(|bytes| holdfast_format::meta::decode::<LimitRecord>(bytes).ok());
+        let own = match record {
+            Some(record) if limits::floor_of_record(&record).is_some() => {
+                limits::without_floor(record).map(|record| encode(&record))
+            }
+            _ => found,
+        };
+        self.set(&limit_key(clone), own)
+    }
+
+    pub(super) fn commit(&self, compares: &[Compare], writes: &[Write]) -> Result<Commit> {
+        Ok(self.meta.commit(compares, writes)?)
     }
 
     /// A volume or clone is gone: who may have it, and how much.

@@ -431,6 +431,10 @@ impl ControlPlane {
             }
             Request::Tasks => self.all_tasks(),
             Request::GridSpace => self.space_of_all(),
+            Request::Qos => self.qos().map(|qos| Response::Qos(Box::new(qos))),
+            Request::QosMeasured { iops, nodes } => {
+                self.note_measured(iops, nodes).map(|qos| Response::Qos(Box::new(qos)))
+            }
             Request::Machines => self.machines().map(|machines| Response::Machines { machines }),
             Request::MachineRemove { name, dead, accept_loss } => self.remove_machine(&name, dead, accept_loss),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
@@ -662,6 +666,10 @@ impl ControlPlane {
         let How { layout, export, fixed: is_fixed, checked_reads, compression, tiers, key, limit } = how;
         let (layout, key) = (layout.as_str(), key.as_ref());
         let limit = limit.as_deref().map(limits::parse).transpose()?.flatten();
+        // A floor is promised to a volume that is there.
+        limit.as_ref().map_or(Ok(()), |limit| self.check_new_floor(limit))?;
+        let floor = limit.clone().filter(|limit| limits::floor_of_record(limit).is_some());
+        let limit = limit.and_then(limits::without_floor);
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
         tiers.check(layout, size_bytes)?;
@@ -689,7 +697,8 @@ impl ControlPlane {
         if is_fixed {
             self.set_reservation_anew(&entry)?;
         }
-        let limit = limit.map(|record| limits::words_of(Ok(record)));
+        floor.as_ref().map_or(Ok(()), |limit| self.set_limit(&entry, Some(limit)))?;
+        let limit = floor.or(limit).map(|record| limits::words_of(Ok(record)));
         let made = if export { self.export(name, false)? } else { VolumeInfo { limit, ..self.closed_info(&entry) } };
         Ok(VolumeInfo { warning, ..made })
     }

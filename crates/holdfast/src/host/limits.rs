@@ -55,12 +55,6 @@ pub fn parse(words: &str) -> Result<Option<LimitRecord>> {
         return Ok(None);
     }
     match policy_of(words) {
-        Ok(policy) if policy.floor.is_some() => {
-            refuse!(
-                Code::Invalid,
-                "`{words}` promises a floor, and this release keeps none; leave it out, or ask for a weight"
-            )
-        }
         Ok(_) => Ok(Some(record_of(words))),
         Err(error) => refuse!(
             Code::Invalid,
@@ -69,9 +63,39 @@ pub fn parse(words: &str) -> Result<Option<LimitRecord>> {
     }
 }
 
+/// What takes the place of a record; one that can't be read is replaced: so a limit of a later release can be had away.
+pub fn after(found: Option<&[u8]>, limit: &LimitRecord) -> LimitRecord {
+    let before = found.and_then(|bytes| holdfast_format::meta::decode::<LimitRecord>(bytes).ok());
+    LimitRecord { other: before.map(|before| before.other).unwrap_or_default(), ..limit.clone() }
+}
+
+/// What a policy promises.
+pub fn floor_of(words: &str) -> Option<u64> {
+    policy_of(words).ok()?.floor
+}
+
+pub fn floor_of_record(record: &LimitRecord) -> Option<u64> {
+    floor_of(&words_of(Ok(record.clone())))
+}
+
+/// All of a policy but its floor; nothing where that is nothing.
+pub fn without_floor(record: LimitRecord) -> Option<LimitRecord> {
+    let words = words_of(Ok(record.clone()));
+    match policy_of(&words) {
+        Ok(policy) if policy.floor.is_some() => {
+            let rest = QosPolicy { floor: None, ..policy };
+            (rest != QosPolicy::default()).then(|| LimitRecord { other: record.other, ..record_of(&rest.to_string()) })
+        }
+        _ => Some(record),
+    }
+}
+
 impl ControlPlane {
     pub(super) fn set_limit(&self, entry: &Entry, limit: Option<&LimitRecord>) -> Result<()> {
-        self.catalog.set_limit(entry.id(), limit)?;
+        match limit.and_then(|limit| Some((limit, floor_of_record(limit)?))) {
+            Some((limit, floor)) => self.promise_floor(entry, floor, limit)?,
+            None => self.catalog.set_limit(entry.id(), limit)?,
+        }
         self.take_in_access()
     }
 }
@@ -94,8 +118,19 @@ mod tests {
             let error = parse(wrong).unwrap_err().to_string();
             assert!(error.contains("iops=500,bytes=50MiB") && error.contains("none"), "{error}");
         }
-        assert!(parse("floor=100").unwrap_err().to_string().contains("keeps none"));
+        assert_eq!(told("floor=100"), older(UNLIMITED, "floor=100"));
         assert!(policy_of(UNREADABLE).is_err());
+    }
+
+    #[test]
+    fn a_clone_begins_with_the_policy_of_its_origin_but_for_the_floor() {
+        let rest = |words: &str| without_floor(record_of(words)).map(|record| words_of(Ok(record)));
+        assert_eq!(rest("floor=100"), None);
+        assert_eq!(rest("floor=100,weight=7").as_deref(), Some("weight=7"));
+        assert_eq!(rest("floor=100,limit=500").as_deref(), Some("limit=500"));
+        assert_eq!(rest("iops=500").as_deref(), Some("iops=500"));
+        let unreadable = LimitRecord { limit: "later".into(), qos: None, other: Other::new() };
+        assert_eq!(without_floor(unreadable.clone()), Some(unreadable));
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod devices;
 mod errands;
 mod executors;
 mod filters;
+mod floors;
 mod forecast;
 mod groups;
 mod handover;

@@ -43,7 +43,7 @@ pub struct Trashed {
 }
 
 impl Trashed {
-    fn id(&self) -> VolumeId {
+    pub fn id(&self) -> VolumeId {
         self.entry.root.volume
     }
 

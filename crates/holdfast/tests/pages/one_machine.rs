@@ -74,12 +74,41 @@ fn the_pages_about_volumes_qos_and_reduction_work_as_they_are_typed() {
     }
     reader.types("holdfast volume create vm1 --size 4GiB");
     reader.types(&page.block("holdfast volume filter add"));
-    reader.types(&Page::open("operate/qos.md").block("holdfast volume set vm1 --limit"));
+    let mut page = Page::open("operate/qos.md");
+    reader.types(&page.block("holdfast volume set vm1 --limit"));
+    reader.has("qos measure", "qos measure --seconds 2");
+    reader.types(&page.block("holdfast qos measure"));
     reader.types(&Page::open("operate/slow.md").block("holdfast top"));
     let mut page = Page::open("operate/reduction.md");
     reader.types(&page.block("holdfast volume create vm5"));
     reader.types(&page.block("holdfast volume show vm5"));
     reader.types(&page.block("holdfast sharing create guests"));
+}
+
+#[test]
+fn the_page_about_benchmarks_works_as_it_is_typed() {
+    let mut reader = Reader::new();
+    grid(&mut reader);
+    // Each takes minutes, and what it measures here says nothing.
+    reader.has("--vms 4", "--vms 2 --size 32MiB --seconds 1 --layouts mirror:2");
+    reader.has("diskspd-8k", "diskspd-8k --size 64MiB --seconds 1");
+    reader.has("xdd-sweep --seconds 2", "xdd-sweep --size 16MiB --seconds 1 --sizes 4,64 --depths 4");
+    reader.has("--threads 16", "--threads 2 --size 16MiB --seconds 1");
+    reader.has("bench blender", "bench blender --vms 2 --size 32MiB --seconds 1");
+    let said = reader.types(&Page::open("operate/bench.md").block("holdfast bench vmfleet-4k"));
+    for part in [
+        "mirror, reduced to plain, reads",
+        "mirror, saved",
+        "volume to bare, requests a second",
+        "random writes, holds at depth",
+        "twice the threads: CPU a request",
+        "all to one, reads of what was written at once",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let left = reader.types("holdfast volume list; ls $HOME/.holdfast/grid");
+    assert!(!left.contains("bench-") && !left.contains("drill-"), "{left}");
+    reader.types("! holdfast bench vm-farm --threads 2 --size 16MiB --seconds 1 --layout mirror:9");
 }
 
 #[test]

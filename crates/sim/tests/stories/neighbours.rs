@@ -73,6 +73,30 @@ fn nodes_serve_care_last_and_it_goes_on() {
 }
 
 #[test]
+fn who_has_one_read_in_flight_hardly_feels_a_rebuild() {
+    let grid = Grid { disk_in_flight: Some(2), rebuild_after: Duration::from_secs(4), ..Grid::default() };
+    let mut run = Neighbours::on(14, grid, &[home(0, ""), home(0, "")]);
+    [NOISY, QUIET].into_iter().for_each(|volume| run.fill(volume));
+    let guest = run.come(reads(QUIET, 1, 8 << 10));
+    run.world.crash_node(2, Crash::Process);
+    run.pass(Duration::from_secs(1));
+    let answered = |run: &mut Neighbours| {
+        let before = run.answered(guest);
+        run.count_service();
+        run.pass(Duration::from_millis(500));
+        let care = [NOISY, QUIET].map(|volume| run.service().of(id_of(volume), Urgency::Care).reads);
+        (run.answered(guest) - before, care[0] + care[1])
+    };
+    let (before, care) = answered(&mut run);
+    assert_eq!(care, 0, "nothing is rebuilt yet");
+    run.pass(Duration::from_millis(2_600));
+    let (during, care) = answered(&mut run);
+    assert!(care > 20, "{care}");
+    // Of one in flight: a read takes at most half as long again.
+    assert!(during * 3 >= before * 2, "{before} before, {during} while {care} reads were for the rebuild");
+}
+
+#[test]
 fn who_has_one_request_in_flight_waits_for_nobody_beside_256() {
     let mut run = Neighbours::new(1, 1, &[home(0, ""), home(0, "")]);
     let noisy = run.come(writes(NOISY, 256, 8 << 10));
@@ -126,6 +150,35 @@ fn without_isolation_limits_are_kept_and_nobody_waits_for_others() {
     assert_eq!([figures[0].waited, figures[2].waited], [0, 0], "{figures:?}");
     assert!((58..=62).contains(&figures[1].went) && figures[1].held_by_limit > 50, "{figures:?}");
     assert_eq!((run.sums, run.shares), (0, 0), "there is no window to share");
+}
+
+#[test]
+fn a_floor_is_kept_beside_256_of_others_though_volumes_are_not_isolated() {
+    for reactors in [1, 2] {
+        let load = |limit| {
+            // One of the reactors has another noisy one.
+            let homes = [home(0, ""), home(0, limit), home(reactors - 1, "")];
+            let grid = Grid { reactors, disk_in_flight: Some(2), isolation: None, ..Grid::default() };
+            let mut run = Neighbours::on(13, grid, &homes);
+            (0..3).for_each(|volume| run.fill(volume));
+            let noisy = [0, 2].map(|volume| run.come(reads(volume, 256, 8 << 10)));
+            let quiet = run.come(reads(QUIET, 16, 8 << 10));
+            // The window has found what it is to be.
+            run.pass(Duration::from_secs(2));
+            let before = (run.answered(quiet), noisy.map(|noisy| run.answered(noisy)));
+            run.pass(Duration::from_secs(1));
+            let quiet = run.answered(quiet) - before.0;
+            let noisy = [0, 1].map(|n| run.answered(noisy[n]) - before.1[n]);
+            (quiet, noisy.iter().sum::<u64>(), run.figures(NOISY).waited)
+        };
+        let (alike, noisy, waited) = load("");
+        assert!(alike * 8 < noisy && waited == 0, "it has the share of its queue: {alike} beside {noisy}");
+        let floor = alike + noisy / 8;
+        let words: &'static str = format!("floor={floor}").leak();
+        let (kept, noisy, waited) = load(words);
+        assert!(kept * 100 >= floor * 98 && waited > 0, "{kept} of {floor} beside {noisy}, {reactors} reactors");
+        assert!(noisy > kept, "others have the rest: {kept} beside {noisy}");
+    }
 }
 
 #[test]
