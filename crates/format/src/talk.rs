@@ -53,7 +53,13 @@ pub enum Talk {
     /// What lives in a segment of its own, in its order. Told again until nothing comes of it.
     Report { segment: SegmentNo, prints: Vec<Print> },
     /// What was wanted of one.
-    Content { segment: SegmentNo, prints: Vec<Print>, crcs: Vec<BlockCrc>, blocks: Vec<u8> },
+    Content {
+        segment: SegmentNo,
+        prints: Vec<Print>,
+        crcs: Vec<BlockCrc>,
+        #[serde(with = "whole")]
+        blocks: Vec<u8>,
+    },
     // ---- of the store ----
     /// The store's root names that member.
     Joined { member: VolumeId, membership: Membership },
@@ -63,6 +69,34 @@ pub enum Talk {
     Take { segment: SegmentNo, offer: Box<Offer> },
     /// The catalogue's newest state.
     Catalogue(CatalogueNo),
+}
+
+/// Bytes in one go: the same on the wire as one by one, and megabytes of them keep no guest waiting.
+mod whole {
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
+
+    struct Bytes;
+
+    impl Visitor<'_> for Bytes {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            to.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+    }
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        from.deserialize_bytes(Bytes)
+    }
 }
 
 /// Version byte in front.
@@ -90,6 +124,16 @@ mod tests {
     use crate::geometry::{Geometry, Layout};
     use crate::ledger::Leg;
     use holdfast_base::{DeviceId, Epoch, NodeId};
+
+    #[test]
+    fn blocks_lie_in_a_message_as_they_are_behind_their_length() {
+        let blocks: Vec<u8> = (0..=255).cycle().take(8192).collect();
+        let segment = SegmentNo { epoch: Epoch(4), counter: 9 };
+        let talk =
+            Talk::Content { segment, prints: vec![Print(1), Print(2)], crcs: vec![3, 4], blocks: blocks.clone() };
+        let head = [VERSION, 2, 4, 9, 2, 1, 2, 2, 3, 4, 0x80, 0x40];
+        assert_eq!(talk.encode(), [head.as_slice(), &blocks].concat());
+    }
 
     #[test]
     fn what_is_told_reads_back_and_damage_is_seen() {
