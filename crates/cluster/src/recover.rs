@@ -193,6 +193,7 @@ fn raised(highest: Epoch, random: u32) -> Epoch {
 
 /// A volume is named by what it was made of: a root that was copied before it was made does not. An origin speaks for what its
 /// dependents name of its own origins, so the nearest that was found is enough, and an earlier one would never hear of its end.
+/// The same goes for the store of a sharing domain and its members.
 fn name_dependents(all: &mut BTreeMap<VolumeId, Recovered>) {
     let nearest = |recovered: &Recovered| {
         let root = &recovered.root;
@@ -200,7 +201,14 @@ fn name_dependents(all: &mut BTreeMap<VolumeId, Recovered>) {
         let upto = SegmentNo { epoch: origin.upto, counter: u64::MAX };
         Some((origin.volume, Dependent { volume: root.volume, upto }))
     };
-    let named: Vec<_> = all.values().filter(|recovered| !recovered.root.deleted).filter_map(nearest).collect();
+    let stores = |recovered: &Recovered| {
+        let upto = SegmentNo { epoch: Epoch(u64::MAX), counter: u64::MAX };
+        let member = Dependent { volume: recovered.root.volume, upto };
+        let found = recovered.root.stores.iter().filter(|store| all.contains_key(&store.volume));
+        found.map(|store| (store.volume, member)).collect::<Vec<_>>()
+    };
+    let there = all.values().filter(|recovered| !recovered.root.deleted);
+    let named: Vec<_> = there.flat_map(|recovered| nearest(recovered).into_iter().chain(stores(recovered))).collect();
     for (origin, dependent) in named {
         let dependents = &mut all.get_mut(&origin).expect("found").root.dependents;
         if !dependents.iter().any(|known| known.volume == dependent.volume) {
@@ -213,9 +221,10 @@ fn name_dependents(all: &mut BTreeMap<VolumeId, Recovered>) {
 mod tests {
     use super::*;
     use holdfast_base::{GridId, InstanceId, LedgerId, NodeId};
+    use holdfast_format::features::{Feature, Features};
     use holdfast_format::geometry::Layout;
     use holdfast_format::ledger::{AckRule, LedgerRef};
-    use holdfast_format::sharing::Origin;
+    use holdfast_format::sharing::{Origin, STORE_EPOCHS, Store};
 
     const VOLUME: VolumeId = VolumeId(7);
 
@@ -349,5 +358,13 @@ mod tests {
         let all = recover(&evidence, &BTreeMap::new(), 0, Mutations::default());
         assert_eq!(all[&VolumeId(1)].root.dependents, [dependent(2, 2), dependent(5, 2)]);
         assert_eq!(all[&VolumeId(2)].root.dependents, [dependent(3, 3)]);
+        // 7 is a member of the domain of 8, whose root is older.
+        let stores = vec![Store { volume: VolumeId(8), first: STORE_EPOCHS, last: Epoch(u64::MAX) }];
+        let features = Features::default().with(Feature::Stores);
+        let member = Root { volume: VolumeId(7), stores, features, ..root(3, 1, &[1, 2]) };
+        let member = (VolumeId(7), vec![held(1, Some((1, member.clone()))), held(2, Some((1, member)))]);
+        let evidence = Evidence { volumes: BTreeMap::from([member, of(8, Vec::new())]), ..Evidence::default() };
+        let all = recover(&evidence, &BTreeMap::new(), 0, Mutations::default());
+        assert_eq!(all[&VolumeId(8)].root.dependents, [dependent(7, u64::MAX)]);
     }
 }
