@@ -60,6 +60,18 @@ impl Run {
         }
     }
 
+    /// What an owner asks that has not heard the answer when it is gone.
+    pub(crate) fn ask_to_join(&mut self, number: usize, store: usize) {
+        let at = self.member_at(store).expect("a store that is open");
+        let talk = Box::new(Talk::Join { member: id_of(number) });
+        self.world.tell(at, Event::Talk { from: id_of(number), talk });
+    }
+
+    pub(crate) fn has_members(&self, store: usize) -> bool {
+        let machine = self.member_at(store).and_then(|at| self.world.machine(at));
+        machine.is_some_and(|controller| !controller.dependents().is_empty())
+    }
+
     /// The operator has deleted it: nobody opens it again.
     pub(crate) fn delete_root(&mut self, number: usize) {
         let key = root_key(id_of(number));
@@ -80,9 +92,11 @@ impl Run {
         if let Some(held) = self.separate.held_offers.as_mut().filter(|_| matches!(*talk, Talk::Take { .. })) {
             return held.push((to, Event::Talk { from, talk }));
         }
+        self.separate.talks += 1;
         let (is_lost, us) = self.separate.fate_of_talk(LOST);
         if let Some(target) = target.filter(|_| !is_lost) {
-            self.world.tell_later(target, Duration::from_micros(us), Event::Talk { from, talk });
+            let after = self.separate.talk_takes + Duration::from_micros(us);
+            self.world.tell_later(target, after, Event::Talk { from, talk });
         }
     }
 

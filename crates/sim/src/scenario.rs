@@ -299,13 +299,24 @@ impl Cluster {
 
     /// Makes a separate clone of a separate clone.
     pub fn separate_of_member(&mut self, of: usize) -> usize {
-        self.until("the separate clone is open", |s| s.run.is_member_open(of) && s.run.is_member_idle(of));
-        self.run.snapshot_member(of);
-        self.until("the snapshot is taken", |s| s.run.has_member_snapshot(of));
-        let member = self.run.ask_separate_of_member(of).expect("it has a snapshot");
+        let member = self.begin_separate_of_member(of);
         self.until("the separate clone is made", |s| s.run.is_member_made(member));
         self.until("the separate clone is open", |s| s.run.is_member_open(member));
         member
+    }
+
+    fn begin_separate_of_member(&mut self, of: usize) -> usize {
+        self.until("the separate clone is open", |s| s.run.is_member_open(of) && s.run.is_member_idle(of));
+        self.run.snapshot_member(of);
+        self.until("the snapshot is taken", |s| s.run.has_member_snapshot(of));
+        self.run.ask_separate_of_member(of).expect("it has a snapshot")
+    }
+
+    /// Whether no separate clone of it can be made.
+    pub fn refuses_separate_of_member(&mut self, of: usize) -> bool {
+        let member = self.begin_separate_of_member(of);
+        self.until("it is told what comes of it", |s| s.run.is_member_made(member) || s.run.is_member_gone(member));
+        self.run.is_member_gone(member)
     }
 
     /// Lets a snapshot go that a separate clone began with.
@@ -341,6 +352,35 @@ impl Cluster {
         member
     }
 
+    /// A volume of its own in no domain, as large as the first one.
+    pub fn volume(&mut self) -> usize {
+        let member = self.run.create_fresh(false);
+        self.until("the volume is open", |s| s.run.is_member_open(member));
+        member
+    }
+
+    pub fn has_members(&self, store: usize) -> bool {
+        self.run.has_members(store)
+    }
+
+    /// A volume whose owner has asked to be in that domain, and was gone before it heard that it is.
+    pub fn half_joined(&mut self, store: usize) -> usize {
+        let member = self.volume();
+        self.run.ask_to_join(member, store);
+        self.until("the store has a member", |s| s.run.has_members(store));
+        member
+    }
+
+    /// Messages of stores and members so far.
+    pub fn talks(&self) -> u64 {
+        self.run.separate.talks
+    }
+
+    /// Messages of stores and members take that long, at least.
+    pub fn delay_talk(&mut self, least: Duration) {
+        self.run.separate.talk_takes = least;
+    }
+
     /// Writes the same as in any other volume that is written there as that version.
     pub fn write_member_as(&mut self, member: usize, block: u64, blocks: u64, version: u32) {
         self.ask_member(member, What::Write(version), block, blocks);
@@ -355,6 +395,11 @@ impl Cluster {
     /// Waits until somebody has it open.
     pub fn until_open(&mut self, member: usize) {
         self.until("the member is open", |s| s.run.is_member_open(member));
+    }
+
+    /// The wish to be in that domain, without waiting for anything.
+    pub fn wish_for(&mut self, member: usize, store: usize) {
+        self.run.put_into_domain(member, store);
     }
 
     /// Offers of stores are on their way until they are released.

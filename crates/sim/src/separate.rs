@@ -116,6 +116,10 @@ pub(crate) struct SeparateClones {
     next_name: u32,
     /// Offers of stores that are on their way for as long as a scenario wants, if it does.
     pub(crate) held_offers: Option<Vec<(VolumeId, Event)>>,
+    /// What stores and members tell each other takes that long, at least.
+    pub(crate) talk_takes: Duration,
+    /// How often they have told each other anything.
+    pub(crate) talks: u64,
 }
 
 pub(crate) fn id_of(number: usize) -> VolumeId {
@@ -134,6 +138,8 @@ impl SeparateClones {
             next_version: VERSIONS,
             next_name: 0,
             held_offers: None,
+            talk_takes: Duration::ZERO,
+            talks: 0,
         }
     }
 
@@ -272,6 +278,10 @@ impl Run {
 
     pub(crate) fn is_member_made(&self, number: usize) -> bool {
         self.separate.members[number - 1].stage == Stage::Made
+    }
+
+    pub(crate) fn is_member_gone(&self, number: usize) -> bool {
+        self.separate.members[number - 1].stage == Stage::Gone
     }
 
     pub(crate) fn member_at(&self, number: usize) -> Option<MachineAt> {

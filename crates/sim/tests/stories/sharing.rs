@@ -129,6 +129,24 @@ fn a_member_that_is_deleted_holds_nothing() {
 }
 
 #[test]
+fn a_volume_has_separate_clones_or_is_in_a_domain() {
+    let mut cluster = setup(2842).start();
+    let store = cluster.store();
+    let origin = cluster.volume();
+    install(&mut cluster, &[origin], 77);
+    cluster.separate_of_member(origin);
+    cluster.wish_for(origin, store);
+    cluster.pass(LONG);
+    assert!(!cluster.has_members(store), "a volume with a separate clone is in a domain");
+    // Of one that is to be in a domain, no clone is begun either.
+    cluster.delay_talk(10 * LONG);
+    let member = cluster.member_of(store);
+    install(&mut cluster, &[member], 77);
+    assert!(cluster.refuses_separate_of_member(member));
+    cluster.finish();
+}
+
+#[test]
 fn owners_of_store_and_members_come_and_go_and_what_is_shared_stays() {
     for seed in 2810..2816 {
         let mut cluster = setup(seed).start();

@@ -77,12 +77,18 @@ impl Controller {
     /// and what it says, are of that.
     fn store(&self) -> Option<VolumeId> {
         let named = self.root().stores.first().map(|store| store.volume);
-        // A store would have to open what is encrypted with another key.
-        named.or_else(|| self.shared.domain.member.wanted.filter(|_| self.basis.config.key.is_none()))
+        named.or_else(|| self.shared.domain.member.wanted.filter(|_| self.may_join()))
+    }
+
+    /// A store would have to open what is encrypted with another key; and separate clones know of no stores.
+    fn may_join(&self) -> bool {
+        let root = self.root();
+        let is_alone = root.dependents.is_empty() && root.origins.is_empty() && !self.shared.is_creating_any();
+        is_alone && self.basis.config.key.is_none()
     }
 
     /// A store, or a member of one.
-    fn is_in_domain(&self) -> bool {
+    pub(crate) fn is_in_domain(&self) -> bool {
         self.root().is_store() || self.shared.domain.member.wanted.is_some() || !self.root().stores.is_empty()
     }
 

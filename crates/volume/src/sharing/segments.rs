@@ -208,6 +208,11 @@ impl SharedSegments {
         will_be || basis.root().dependents.iter().any(names)
     }
 
+    /// Whether any volume is being made of this one.
+    pub(crate) fn is_creating_any(&self) -> bool {
+        self.creation.is_some()
+    }
+
     /// Whether the creation of this volume is still under way.
     pub(crate) fn is_creating(&self, dependent: VolumeId) -> bool {
         self.creation.as_ref().is_some_and(|creation| creation.dependent == dependent)
@@ -293,9 +298,10 @@ impl Controller {
             Some("the volume is not open")
         } else if self.shared.creation.is_some() {
             Some("another clone is being made of the volume; try again in a moment")
-        } else if !self.root().stores.is_empty() || self.root().is_store() {
+        } else if self.is_in_domain() {
             Some(
-                "the volume is in a sharing domain, and separate clones of those can't be made yet; copy it (`holdfast send`)",
+                "the volume is in a sharing domain, or is to be, and separate clones of those can't be made yet; copy it \
+                 (`holdfast send`)",
             )
         } else if self.root().dependents.iter().any(|of| of.volume == dependent)
             || self.shared.gone.contains(&dependent)
