@@ -92,7 +92,6 @@ impl Run {
         if let Some(held) = self.separate.held_offers.as_mut().filter(|_| matches!(*talk, Talk::Take { .. })) {
             return held.push((to, Event::Talk { from, talk }));
         }
-        self.separate.talks += 1;
         let (is_lost, us) = self.separate.fate_of_talk(LOST);
         if let Some(target) = target.filter(|_| !is_lost) {
             let after = self.separate.talk_takes + Duration::from_micros(us);

@@ -371,11 +371,6 @@ impl Cluster {
         member
     }
 
-    /// Messages of stores and members so far.
-    pub fn talks(&self) -> u64 {
-        self.run.separate.talks
-    }
-
     /// Messages of stores and members take that long, at least.
     pub fn delay_talk(&mut self, least: Duration) {
         self.run.separate.talk_takes = least;

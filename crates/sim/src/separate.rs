@@ -118,8 +118,6 @@ pub(crate) struct SeparateClones {
     pub(crate) held_offers: Option<Vec<(VolumeId, Event)>>,
     /// What stores and members tell each other takes that long, at least.
     pub(crate) talk_takes: Duration,
-    /// How often they have told each other anything.
-    pub(crate) talks: u64,
 }
 
 pub(crate) fn id_of(number: usize) -> VolumeId {
@@ -139,7 +137,6 @@ impl SeparateClones {
             next_name: 0,
             held_offers: None,
             talk_takes: Duration::ZERO,
-            talks: 0,
         }
     }
 

@@ -32,6 +32,9 @@ pub(crate) const META: u64 = 1 << 62;
 /// Offers that are made in one turn.
 const OFFERS_AT_ONCE: usize = 8;
 
+/// Blocks of one message, so that nobody has to take many megabytes in one turn.
+const SENT_AT_ONCE: usize = 256;
+
 /// Runs of numbers in a member's record.
 const RANGES_MAX: usize = 1024;
 
@@ -142,6 +145,9 @@ impl Controller {
         if !store && !self.shared.domain.member.may_share() || !self.may_move_data(Need::Choice) {
             return None;
         }
+        if self.shared.domain.printer.is_awaited() {
+            return None;
+        }
         let guests_are_away = store || self.basis.now.since(self.last_activity) >= self.basis.config.repack_every;
         let mut printer = std::mem::take(&mut self.shared.domain.printer);
         let (care, around) = self.care();
@@ -199,6 +205,7 @@ impl Controller {
         } else if let Some(of) = self.shared.domain.member.membership() {
             let by_position = by_position(printed);
             let (store, prints) = (of.store.volume, by_position.values().copied().collect());
+            self.shared.domain.printer.wait_for_word();
             self.shared.domain.member.remember(self.basis.now, segment, by_position);
             self.talk(store, Talk::Report { segment, prints }, out);
         }
@@ -436,6 +443,7 @@ impl Controller {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
                     self.print_again(forgotten);
                 }
+                self.shared.domain.printer.on_word(segment);
             }
             Talk::Catalogue(no) if is_ours => {
                 self.shared.domain.member.hear(no);
@@ -456,14 +464,19 @@ impl Controller {
 
     fn send_content(&mut self, store: VolumeId, segment: SegmentNo, wanted: Vec<Print>, out: Out) {
         let Some(printed) = self.shared.domain.printer.last(segment) else {
-            return self.print_again(segment);
+            if self.shared.domain.member.tries_again(segment) {
+                self.print_again(segment);
+            }
+            return;
         };
         let wanted: BTreeSet<Print> = wanted.into_iter().collect();
         let places = (0..printed.prints.len()).filter(|at| wanted.contains(&printed.prints[*at]));
         let places: Vec<usize> = places.collect();
-        let (blocks, crcs) = printed.content(&places);
-        let prints = places.iter().map(|at| printed.prints[*at]).collect();
-        self.talk(store, Talk::Content { segment, prints, crcs, blocks }, out);
+        for places in places.chunks(SENT_AT_ONCE) {
+            let (blocks, crcs) = printed.content(places);
+            let prints = places.iter().map(|at| printed.prints[*at]).collect();
+            self.talk(store, Talk::Content { segment, prints, crcs, blocks }, out);
+        }
     }
 
     pub(crate) fn on_sharing_meta(&mut self, token: u64, reply: MetaReply, out: Out) {

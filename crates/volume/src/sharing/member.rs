@@ -41,6 +41,9 @@ const TAKES_MAX: usize = 64;
 const AGAINS: u32 = 3;
 const TRIES_MAX: u8 = 5;
 
+/// A segment is read again so often at most because its store was late to say what it wants.
+const LATE_MAX: u8 = 16;
+
 /// What was told of a segment.
 #[derive(Debug)]
 struct Reported {
@@ -48,6 +51,8 @@ struct Reported {
     prints: ByPosition,
     at: Instant,
     tries: u8,
+    /// How often its blocks were wanted when they were gone.
+    times_late: u8,
     /// Nothing comes of it: the store has heard, wants nothing, and has nothing to offer.
     is_settled: bool,
 }
@@ -154,7 +159,8 @@ impl Member {
         let membership = self.membership.as_ref()?;
         let key = dependent_key(membership.store.volume, member);
         let (version, said) = match &self.record {
-            Record::Asked { at, .. } if now.since(*at) < self.pace / ASKS => return None,
+            // Each is answered; one that takes long is not asked again at once, since then its answer would be late for ever.
+            Record::Asked { at, .. } if now.since(*at) < self.pace => return None,
             _ if now < self.not_before => return None,
             Record::Unknown | Record::Asked { .. } => {
                 self.record = Record::Asked { at: now, names: None, changes };
@@ -223,8 +229,8 @@ impl Member {
 
     /// What is told of it is kept for what the store has to say.
     pub(crate) fn remember(&mut self, now: Instant, segment: SegmentNo, prints: ByPosition) {
-        let tries = self.reported.get(&segment).map_or(0, |before| before.tries);
-        let reported = Reported { prints, at: now, tries, is_settled: false };
+        let times_late = self.reported.get(&segment).map_or(0, |before| before.times_late);
+        let reported = Reported { prints, at: now, tries: 0, times_late, is_settled: false };
         if self.reported.insert(segment, reported).is_none() {
             self.order.push_back(segment);
         }
@@ -240,6 +246,12 @@ impl Member {
         if let Some(reported) = self.reported.get_mut(&segment) {
             reported.is_settled = is_all;
         }
+    }
+
+    /// Whether it is worth to print a segment again of whose blocks the store has told too late that it wants them.
+    pub(crate) fn tries_again(&mut self, segment: SegmentNo) -> bool {
+        let reported = self.reported.get_mut(&segment).filter(|of| of.times_late < LATE_MAX);
+        reported.map(|of| of.times_late += 1).is_some()
     }
 
     /// A report that is to be told again.
@@ -470,6 +482,17 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_the_metadata_store_may_take_long() {
+        let mut member = Member { pace: PACE, ..Member::default() };
+        let store = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
+        member.on_joined(Membership { store, print_key: [1; 32], catalogue: no(2) });
+        let mut publish = |at| member.publish(at, opening(7, 9, 0), SegmentRanges::default);
+        assert!(publish(at(0)).is_some());
+        assert!(publish(at(9)).is_none(), "what is asked anew makes the first answer one that nobody waits for");
+        assert!(publish(at(10)).is_some());
+    }
+
+    #[test]
     fn a_state_is_published_when_a_checkpoint_has_what_was_shared_before() {
         let mut member = member(5);
         member.on_shared(Lsn(20));
@@ -509,6 +532,8 @@ mod tests {
         assert!(member.report_again(at(5)).is_some_and(|(of, prints)| of == SEGMENT && prints == [Print(11)]));
         member.on_heard(SEGMENT, true);
         assert!(member.report_again(at(50)).is_none() && member.is_at_rest());
+        // Its blocks are wanted when they are gone, again and again.
+        assert_eq!((0..100).filter(|_| member.tries_again(SEGMENT)).count(), usize::from(LATE_MAX));
         for other in 0..REPORTED_MAX as u64 {
             member.remember(at(1), SegmentNo { counter: 100 + other, ..SEGMENT }, ByPosition::new());
         }

@@ -4,7 +4,8 @@
 //! (a worker has the blocks) -> told. What was printed since the volume was opened is passed over, so a walk that finds
 //! nothing costs no reads. Where nobody comes to it, or the segment can't be read, the walk rests and goes on.
 //!
-//! The blocks of the last segment that was printed are kept for a moment: of those some may be wanted.
+//! The blocks of the last segment that was printed are kept until the store has heard of it, and for a moment more: of those
+//! some may be wanted. Meanwhile a member prints no other.
 
 use crate::basis::Basis;
 use crate::care::{Around, LiveRun};
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// A worker that does not come to it in that time is not waited for.
 const PRINTING_MAX: Duration = Duration::from_secs(5);
 
-/// Blocks that were printed are kept for a fifth of the rest of a walk.
+/// Blocks that were printed are kept for a fifth of the rest of a walk, and for a whole one until the store has heard.
 const KEPT: u32 = 5;
 
 /// Told apart from jobs of the segment writer.
@@ -42,9 +43,16 @@ pub(crate) struct Printed {
     pub(crate) prints: Vec<Print>,
     blocks: Vec<Buf>,
     at: Instant,
+    /// The store has not said yet what it wants of it.
+    is_awaited: bool,
 }
 
 impl Printed {
+    #[cfg(test)]
+    pub(crate) fn of(segment: SegmentNo, runs: Vec<LiveRun>, prints: Vec<Print>) -> Printed {
+        Printed { segment, runs, prints, blocks: Vec::new(), at: Instant::ZERO, is_awaited: false }
+    }
+
     /// These blocks, and their checksums.
     pub(crate) fn content(&self, places: &[usize]) -> (Vec<u8>, Vec<BlockCrc>) {
         let each: Vec<&[u8]> = self.blocks.iter().flat_map(|piece| piece.chunks_exact(BLOCK_BYTES)).collect();
@@ -138,17 +146,37 @@ impl Printer {
         let Printing { segment, runs, blocks, .. } = self.printing.take()?;
         let count: u64 = runs.iter().map(LiveRun::blocks).sum();
         let prints = prints.filter(|prints| prints.len() as u64 == count)?;
-        self.last = Some(Printed { segment, runs, prints, blocks, at: now });
+        self.last = Some(Printed { segment, runs, prints, blocks, at: now, is_awaited: false });
         self.last.as_ref()
     }
 
     /// True where what is being printed is given up.
     pub(crate) fn on_tick(&mut self, basis: &Basis) -> bool {
-        let (now, kept_for) = (basis.now, basis.config.repack_every / KEPT);
-        if self.last.as_ref().is_some_and(|last| now.since(last.at) >= kept_for) {
+        let (now, rest) = (basis.now, basis.config.repack_every);
+        let kept_for = |last: &Printed| if last.is_awaited { rest } else { rest / KEPT };
+        if self.last.as_ref().is_some_and(|last| now.since(last.at) >= kept_for(last)) {
             self.last = None;
         }
         self.printing.take_if(|printing| printing.until <= now).is_some()
+    }
+
+    /// The store is told of the last one.
+    pub(crate) fn wait_for_word(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.is_awaited = true;
+        }
+    }
+
+    /// The store has heard of that segment.
+    pub(crate) fn on_word(&mut self, segment: SegmentNo) {
+        if let Some(last) = self.last.as_mut().filter(|last| last.segment == segment) {
+            last.is_awaited = false;
+        }
+    }
+
+    /// Whether the store is still to say what it wants of the last one: another would take its place.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.is_awaited)
     }
 
     /// The last one that was printed, if it is that.
@@ -163,4 +191,32 @@ pub(crate) type ByPosition = BTreeMap<u32, Print>;
 pub(crate) fn by_position(printed: &Printed) -> ByPosition {
     let positions = printed.runs.iter().flat_map(LiveRun::positions);
     positions.zip(printed.prints.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::Epoch;
+
+    #[test]
+    fn blocks_are_kept_until_the_store_has_heard_of_them_and_a_moment_more() {
+        let mut basis = crate::basis::tests::basis("mirror:2");
+        let no = |counter| SegmentNo { epoch: Epoch(1), counter };
+        let mut printer = Printer { last: Some(Printed::of(no(3), Vec::new(), Vec::new())), ..Printer::default() };
+        let rest = basis.config.repack_every;
+        printer.wait_for_word();
+        basis.now = Instant::ZERO + rest / 2;
+        printer.on_tick(&basis);
+        printer.on_word(no(2));
+        assert!(printer.is_awaited() && printer.last(no(3)).is_some(), "it was another's");
+        printer.on_word(no(3));
+        assert!(!printer.is_awaited() && printer.last(no(3)).is_some());
+        printer.on_tick(&basis);
+        assert!(printer.last(no(3)).is_none(), "it wants no more of them");
+        printer.last = Some(Printed::of(no(3), Vec::new(), Vec::new()));
+        printer.wait_for_word();
+        basis.now = Instant::ZERO + rest;
+        printer.on_tick(&basis);
+        assert!(!printer.is_awaited(), "a store that says nothing is not waited for");
+    }
 }
