@@ -128,10 +128,14 @@ impl SegmentRanges {
     }
 }
 
+/// No opening of a volume has this epoch.
+pub const NOBODY: Epoch = Epoch(0);
+
 /// What a member of a sharing domain says it names of the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Names {
-    /// Of the member: nobody writes it over one of a later opening.
+    /// Of the member: nobody writes it over one of a later opening. Of a member that has never shared its store writes it,
+    /// as of [`NOBODY`].
     pub epoch: Epoch,
     /// What was withdrawn by then and is not named here never will be.
     pub catalogue: CatalogueNo,
@@ -139,6 +143,11 @@ pub struct Names {
 }
 
 impl Names {
+    /// What a store says for a member that has never shared.
+    pub fn of_nobody(catalogue: CatalogueNo) -> Names {
+        Names { epoch: NOBODY, catalogue, ranges: SegmentRanges::default() }
+    }
+
     /// As [`SegmentRanges::encode`], in another version.
     pub fn encode(&self) -> Vec<u8> {
         sealed(NAMES_VERSION, &to_postcard(self))

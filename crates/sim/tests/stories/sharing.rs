@@ -128,6 +128,31 @@ fn a_member_that_is_deleted_holds_nothing() {
     cluster.finish();
 }
 
+fn is_empty(cluster: &Cluster, store: usize) -> bool {
+    let space = cluster.member_status(store).space;
+    space.data_bytes + space.dead_bytes + space.kept_bytes == 0
+}
+
+#[test]
+fn a_volume_that_asked_and_never_came_holds_nothing() {
+    let mut cluster = setup(2840).start();
+    let store = cluster.store();
+    let late = cluster.half_joined(store);
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until("content is shared", |s| is_shared(s, &members));
+    for member in members {
+        (0..512).step_by(8).for_each(|block| cluster.write_member(member, block, 8));
+    }
+    cluster.until_within(LONG, "the store is empty", |s| is_empty(s, store));
+    // It comes after all.
+    cluster.wish_for(late, store);
+    install(&mut cluster, &[members[0], late], 78);
+    cluster.until_within(LONG, "content is shared", |s| is_shared(s, &[late]));
+    cluster.read_member(late);
+    cluster.finish();
+}
+
 #[test]
 fn a_volume_has_separate_clones_or_is_in_a_domain() {
     let mut cluster = setup(2842).start();

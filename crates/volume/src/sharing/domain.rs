@@ -13,11 +13,10 @@ use crate::controller::{Controller, Out};
 use crate::log::window::Done;
 use crate::map::Pins;
 use crate::owner::root::Change;
-use crate::segment::Kind;
 use crate::segment::task::Task;
 use crate::segment::writer::Aim;
 use crate::space::Need;
-use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaRequest, VolumeId};
+use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaRequest, MetaVersion, VolumeId};
 use holdfast_cipher::PrintKey;
 use holdfast_format::features::Feature;
 use holdfast_format::record::{Record, SegmentNo, SharedSegment};
@@ -49,6 +48,7 @@ pub(crate) struct Domain {
     asked: Option<(u64, VolumeId)>,
     asked_at: Instant,
     looked_at: Instant,
+    hurried_at: Instant,
     looks_for_unnamed_at: Instant,
     token: u64,
 }
@@ -312,19 +312,47 @@ impl Controller {
             return;
         }
         self.shared.domain.asked = None;
-        let is_hurried = self.shared.domain.store.is_waiting_for_lists();
-        let every = if is_hurried { self.basis.config.repack_every / 10 } else { self.basis.config.repack_every };
-        if self.shared.domain.asks.is_empty() && now.since(self.shared.domain.looked_at) >= every {
-            self.shared.domain.looked_at = now;
-            // Who has not published as of the newest state may not have heard of it.
-            self.tell_catalogue(out);
-            self.shared.domain.asks = self.basis.root().dependents.iter().map(|of| of.volume).collect();
+        if let Some(member) = self.shared.domain.store.asking.pop_first() {
+            let names = Names::of_nobody(self.shared.domain.store.catalogue(&self.basis));
+            return self.publish_for(member, MetaVersion::ABSENT, &names, out);
         }
+        self.look_at_members(out);
         let Some(member) = self.shared.domain.asks.pop_front() else { return };
+        self.ask_meta_of(member, MetaRequest::Get { key: dependent_key(own, member) }, out);
+    }
+
+    /// All of them are looked at now and then; those that are behind sooner, for a while.
+    fn look_at_members(&mut self, out: Out) {
+        let (now, every) = (self.basis.now, self.basis.config.repack_every);
+        let domain = &mut self.shared.domain;
+        let is_due = now.since(domain.looked_at) >= every;
+        let is_hurried = domain.store.is_waiting_for_lists(now, every) && now.since(domain.hurried_at) >= every / 10;
+        if !domain.asks.is_empty() || !is_due && !is_hurried {
+            return;
+        }
+        domain.hurried_at = now;
+        if is_due {
+            domain.looked_at = now;
+            domain.asks = self.basis.root().dependents.iter().map(|of| of.volume).collect();
+        } else {
+            domain.asks = domain.store.behind(&self.basis).into();
+        }
+        // Who has not published as of the newest state may not have heard of it.
+        self.tell_catalogue(out);
+    }
+
+    /// One request at a time is under way.
+    fn ask_meta_of(&mut self, member: VolumeId, request: MetaRequest, out: Out) {
         self.shared.domain.token += 1;
         let token = META | self.shared.domain.token;
-        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, member)), now);
-        out.push(Effect::Meta { token, request: MetaRequest::Get { key: dependent_key(own, member) } });
+        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, member)), self.basis.now);
+        out.push(Effect::Meta { token, request });
+    }
+
+    /// Writes a record for a member that has never shared.
+    fn publish_for(&mut self, member: VolumeId, expect: MetaVersion, names: &Names, out: Out) {
+        let (key, value) = (dependent_key(self.basis.volume(), member), Some(names.encode()));
+        self.ask_meta_of(member, MetaRequest::Swap { key, expect, value, guard: None }, out);
     }
 
     fn send_offers(&mut self, out: Out) {
@@ -341,9 +369,7 @@ impl Controller {
     /// What of the store's data its map names no more is offered no more.
     fn withdraw_dead(&mut self, out: Out) {
         self.shared.domain.store.settle(&self.segments);
-        let is_data = |no: &SegmentNo| self.segments.get(*no).is_some_and(|info| info.kind == Kind::Data);
-        let dead = self.segments.unseen_after(None).filter(is_data);
-        if self.shared.domain.store.withdraw(&self.basis, dead) {
+        if self.shared.domain.store.withdraw(&self.basis, &self.segments) {
             self.tell_catalogue(out);
         }
     }
@@ -404,8 +430,8 @@ impl Controller {
                 if self.root().dependents.iter().any(|of| of.volume == member) {
                     return self.welcome(member, out);
                 }
-                self.shared.domain.store.joining.insert(member);
-                self.drive_root(out);
+                self.shared.domain.store.asking.insert(member);
+                self.drive_domain(out);
             }
             Talk::Report { segment, prints } if self.root().is_store() && is_member => {
                 let seen = Seen { volume: from, segment };
@@ -438,12 +464,12 @@ impl Controller {
                 if !wanted.is_empty() {
                     self.send_content(store, segment, wanted, out);
                 }
+                self.shared.domain.printer.on_word(segment);
             }
             Talk::Take { segment, offer } if is_ours && self.may_take(&offer) => {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
                     self.print_again(forgotten);
                 }
-                self.shared.domain.printer.on_word(segment);
             }
             Talk::Catalogue(no) if is_ours => {
                 self.shared.domain.member.hear(no);
@@ -492,13 +518,28 @@ impl Controller {
             return;
         }
         let Some((_, member)) = self.shared.domain.asked.take_if(|(asked, _)| *asked == token) else { return };
-        let MetaReply::Record { value, .. } = reply else { return };
-        if let Some(names) = value.as_deref().and_then(|bytes| Names::decode(bytes).ok())
-            && self.shared.domain.store.on_names(member, names)
-        {
-            self.mark_kept();
+        let is_member = self.root().dependents.iter().any(|of| of.volume == member);
+        match reply {
+            MetaReply::Swapped { .. } | MetaReply::Conflict { .. } if !is_member => {
+                self.shared.domain.store.joining.insert(member);
+                self.drive_root(out);
+            }
+            MetaReply::Record { version, value: Some(value) } | MetaReply::Conflict { version, value: Some(value) } => {
+                self.on_published(member, version, &value, out);
+            }
+            _ => {}
         }
         self.drive_domain(out);
+    }
+
+    /// A member's record says that, or the store's for it.
+    fn on_published(&mut self, member: VolumeId, version: MetaVersion, value: &[u8], out: Out) {
+        let Ok(names) = Names::decode(value) else { return };
+        if let Some(names) = self.shared.domain.store.names_for(&self.basis, &names) {
+            self.publish_for(member, version, &names, out);
+        } else if self.shared.domain.store.on_names(member, names) {
+            self.mark_kept();
+        }
     }
 
     pub(crate) fn change_of_members(&self) -> Option<(Root, Change)> {

@@ -12,6 +12,9 @@
 //! state of the catalogue on it is offered to nobody. It is freed when each member has published, in that state or a
 //! later one, a list without it ([`Store::may_be_named`]).
 //!
+//! **For a member that has never shared** the store publishes: it writes the first record before its root names the
+//! member, and later ones over its own. So a volume that asked to be a member, and was never opened again, holds nothing.
+//!
 //! Limits: those of the index; prints of [`LISTS_MAX`] segments; one segment's worth of content is gathered.
 
 use super::index::{PrintIndex, Seen};
@@ -25,9 +28,11 @@ use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, VolumeId, block_cr
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{CommitExtent, SegmentNo, SharedRun, SharedSegment, Source};
 use holdfast_format::root::Root;
-use holdfast_format::sharing::{CatalogueNo, Names, STORE_SPAN, Store as StoreOf};
+use holdfast_format::sharing::{CatalogueNo, NOBODY, Names, STORE_SPAN, Store as StoreOf};
 use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::time::Duration;
 
 /// Prints of so many segments are kept.
 const LISTS_MAX: usize = 256;
@@ -35,10 +40,13 @@ const LISTS_MAX: usize = 256;
 /// Content that was gathered is written after a fifth of the rest of a walk, however little it is.
 const GATHERS: u32 = 5;
 
+/// For so many rests of a walk after something was withdrawn the store looks often whether members have heard of that.
+const HURRIES: u32 = 12;
+
 /// Offers that wait for the prints of their segment.
 const DUE_MAX: usize = 4096;
 
-/// Segments that are looked at in one go for whether anybody names them.
+/// Segments that are looked at in one go for whether anybody names them, or whether they are dead.
 const LOOKED_AT: usize = 128;
 
 /// A segment of the store, as it is offered.
@@ -98,10 +106,16 @@ pub(crate) struct Store {
     is_due: BTreeSet<Due>,
     /// Of these the store's segment is to be printed first.
     unlisted: Vec<Due>,
-    /// These want to be members.
+    /// These want to be members, and need a record first.
+    pub(crate) asking: BTreeSet<VolumeId>,
+    /// These have one: the root is to name them.
     pub(crate) joining: BTreeSet<VolumeId>,
     published: BTreeMap<VolumeId, Names>,
     withdrawn: BTreeMap<SegmentNo, CatalogueNo>,
+    withdrawn_at: Instant,
+    /// Up to there it was looked what is dead, and what of that is gone.
+    withdrawn_to: Option<SegmentNo>,
+    settled_to: Option<SegmentNo>,
     offered_at: BTreeMap<SegmentNo, Instant>,
     /// Up to there it was looked for segments that nobody names.
     looked_to: Option<SegmentNo>,
@@ -110,7 +124,11 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.content.blocks.is_empty() && self.gathering.is_empty() && self.due.is_empty() && self.joining.is_empty()
+        self.content.blocks.is_empty()
+            && self.gathering.is_empty()
+            && self.due.is_empty()
+            && self.asking.is_empty()
+            && self.joining.is_empty()
     }
 
     /// What a member is told.
@@ -251,6 +269,9 @@ impl Store {
 
     /// One of the store's own segments was printed.
     pub(crate) fn on_own_printed(&mut self, own: VolumeId, printed: &Printed) {
+        if self.withdrawn.contains_key(&printed.segment) {
+            return;
+        }
         if let Some(segment) = self.keep_list(&printed.runs, &printed.prints) {
             let listed: Vec<_> = self.unlisted.extract_if(.., |(_, _, of)| *of == segment).collect();
             listed.into_iter().for_each(|(member, of_member, of)| self.make_due(member, of_member, of));
@@ -317,14 +338,19 @@ impl Store {
 
     // ---- what nobody names ----
 
-    /// Nothing of these is in the store's map any more: they are offered to nobody from the next state on. True where that
-    /// makes one.
-    pub(crate) fn withdraw(&mut self, basis: &Basis, dead: impl Iterator<Item = SegmentNo>) -> bool {
-        let new: Vec<SegmentNo> = dead.filter(|no| !self.withdrawn.contains_key(no)).collect();
+    /// Data of which nothing is in the store's map any more are offered to nobody from the next state on. True where that
+    /// makes one. A few are looked at in one go, since what a closed member may name stays for long.
+    pub(crate) fn withdraw(&mut self, basis: &Basis, segments: &Segments) -> bool {
+        let dead: Vec<SegmentNo> = segments.unseen_after(self.withdrawn_to).take(LOOKED_AT).collect();
+        self.withdrawn_to = dead.get(LOOKED_AT - 1).copied();
+        let is_data = |no: &SegmentNo| segments.get(*no).is_some_and(|info| info.kind == Kind::Data);
+        let is_new = |no: &SegmentNo| is_data(no) && !self.withdrawn.contains_key(no);
+        let new: Vec<SegmentNo> = dead.into_iter().filter(is_new).collect();
         if new.is_empty() {
             return false;
         }
         self.counter += 1;
+        self.withdrawn_at = basis.now;
         let catalogue = self.catalogue(basis);
         for no in new {
             self.withdrawn.insert(no, catalogue);
@@ -345,23 +371,41 @@ impl Store {
         }
     }
 
-    pub(crate) fn is_waiting_for_lists(&self) -> bool {
-        !self.withdrawn.is_empty()
+    /// Whether members are soon to say what they name. One that is out of service won't.
+    pub(crate) fn is_waiting_for_lists(&self, now: Instant, rest: Duration) -> bool {
+        !self.withdrawn.is_empty() && now.since(self.withdrawn_at) < rest * HURRIES
     }
 
-    /// These are gone.
+    /// What is gone needs no word any more.
     pub(crate) fn settle(&mut self, segments: &Segments) {
-        self.withdrawn.retain(|no, _| segments.get(*no).is_some());
+        let from = self.settled_to.map_or(Bound::Unbounded, Bound::Excluded);
+        let ahead = self.withdrawn.range((from, Bound::Unbounded)).take(LOOKED_AT).map(|(no, _)| *no);
+        let ahead: Vec<SegmentNo> = ahead.collect();
+        self.settled_to = ahead.get(LOOKED_AT - 1).copied();
+        for no in ahead.iter().filter(|no| segments.get(**no).is_none()) {
+            self.withdrawn.remove(no);
+        }
         self.unlisted.retain(|(_, _, no)| segments.get(*no).is_some());
+    }
+
+    /// The catalogue's newest state, where somebody waits for members to know it.
+    fn newest(&self, basis: &Basis) -> Option<CatalogueNo> {
+        (!self.withdrawn.is_empty()).then(|| self.catalogue(basis))
     }
 
     /// Members that have not published as of the catalogue's newest state, where somebody waits for that.
     pub(crate) fn behind(&self, basis: &Basis) -> Vec<VolumeId> {
-        let newest = self.withdrawn.values().max();
+        let newest = self.newest(basis);
         let is_behind = |volume: &VolumeId| {
-            newest.is_some_and(|no| self.published.get(volume).is_none_or(|names| names.catalogue < *no))
+            newest.is_some_and(|no| self.published.get(volume).is_none_or(|names| names.catalogue < no))
         };
         basis.root().dependents.iter().map(|of| of.volume).filter(is_behind).collect()
+    }
+
+    /// What is to be said for a member whose record says that, if it has never shared, and is behind.
+    pub(crate) fn names_for(&self, basis: &Basis, found: &Names) -> Option<Names> {
+        let newest = self.newest(basis)?;
+        (found.epoch == NOBODY && found.catalogue < newest).then(|| Names::of_nobody(self.catalogue(basis)))
     }
 
     /// A member has published that. True where it is news.
@@ -374,6 +418,7 @@ impl Store {
     pub(crate) fn keep_members(&mut self, root: &Root) {
         let is_member = |volume: &VolumeId| root.dependents.iter().any(|of| of.volume == *volume);
         self.published.retain(|member, _| is_member(member));
+        self.asking.retain(|member| !is_member(member));
         self.joining.retain(|member| !is_member(member));
     }
 
@@ -478,7 +523,11 @@ fn one_run(runs: &[LiveRun]) -> Option<SharedRun> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::Crcs;
+    use crate::peers::tests::leg;
+    use crate::segment::tests::info;
     use holdfast_base::Epoch;
+    use holdfast_format::sharing::STORE_EPOCHS;
 
     fn seen(volume: u128) -> Seen {
         Seen { volume: VolumeId(volume), segment: SegmentNo { epoch: Epoch(1), counter: 0 } }
@@ -506,5 +555,80 @@ mod tests {
         store.on_refused(0);
         assert_eq!(store.on_report(&basis, seen(3), &prints), (prints.clone(), 0), "there was no room for it");
         store.verify();
+    }
+
+    const STORED: SegmentNo = SegmentNo { epoch: STORE_EPOCHS, counter: 7 };
+
+    /// A table with so many segments that are dead.
+    fn dead(count: u64) -> Segments {
+        let mut segments = Segments::default();
+        for counter in 0..count {
+            segments.insert(SegmentNo { counter, ..STORED }, info(32, 0, &[leg(1, 0), leg(2, 0)]));
+        }
+        segments
+    }
+
+    #[test]
+    fn what_is_dead_is_withdrawn_a_few_at_a_time_and_all_of_it() {
+        let (mut store, basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let (all, each) = (10 * LOOKED_AT as u64 + 5, LOOKED_AT);
+        let mut segments = dead(all);
+        let slices = |store: &mut Store, segments: &Segments| {
+            let so_many = |store: &mut Store| {
+                store.settle(segments);
+                let before = store.withdrawn.len();
+                store.withdraw(&basis, segments);
+                store.withdrawn.len() - before
+            };
+            (0..11).map(|_| so_many(store)).collect::<Vec<usize>>()
+        };
+        assert_eq!(slices(&mut store, &segments), [each, each, each, each, each, each, each, each, each, each, 5]);
+        assert_eq!((store.withdrawn.len() as u64, store.counter), (all, 11));
+        (0..all).for_each(|counter| drop(segments.remove(SegmentNo { counter, ..STORED })));
+        slices(&mut store, &segments);
+        assert!(store.withdrawn.is_empty() && store.newest(&basis).is_none(), "nobody waits for what is gone");
+    }
+
+    #[test]
+    fn what_was_withdrawn_while_it_was_printed_is_in_no_index() {
+        let (mut store, basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let prints: Vec<Print> = (1..=4).map(Print).collect();
+        let run = |segment| LiveRun {
+            key: 0,
+            segment,
+            stored: Stored::Plain { block: 0 },
+            crcs: Crcs::new([1; 4].as_slice()),
+        };
+        let printed = |segment| Printed::of(segment, vec![run(segment)], prints.clone());
+        assert!(store.withdraw(&basis, &dead(8)));
+        store.on_own_printed(basis.volume(), &printed(STORED));
+        assert!(!store.index.is_stored(prints[0]), "content would never be wanted again");
+        store.on_own_printed(basis.volume(), &printed(SegmentNo { counter: 8, ..STORED }));
+        assert!(store.index.is_stored(prints[0]));
+        store.verify();
+    }
+
+    #[test]
+    fn a_member_that_stays_away_is_not_asked_often_for_ever() {
+        let (mut store, mut basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let rest = basis.config.repack_every;
+        basis.now = basis.now + 50 * rest;
+        assert!(!store.is_waiting_for_lists(basis.now, rest), "nothing is withdrawn");
+        assert!(store.withdraw(&basis, &dead(1)));
+        assert!(store.is_waiting_for_lists(basis.now + rest, rest));
+        assert!(!store.is_waiting_for_lists(basis.now + 20 * rest, rest), "who has not said it by then says it later");
+    }
+
+    #[test]
+    fn the_store_speaks_for_those_alone_that_have_never_shared() {
+        let (mut store, basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let never = Names::of_nobody(store.catalogue(&basis));
+        assert_eq!(store.names_for(&basis, &never), None, "nobody waits for it");
+        assert!(store.withdraw(&basis, &dead(1)));
+        let said = store.names_for(&basis, &never).expect("it is behind");
+        assert_eq!((said.epoch, said.catalogue), (NOBODY, store.catalogue(&basis)));
+        assert_eq!(store.names_for(&basis, &said), None);
+        let shares = Names { epoch: Epoch(1), ..never };
+        assert_eq!(store.names_for(&basis, &shares), None, "it speaks for itself");
     }
 }
