@@ -20,11 +20,17 @@ use holdfast_host::{Capacity, promise};
 use holdfast_runtime::meta::{Commit, Compare};
 use std::collections::BTreeMap;
 
+/// The record, as it was looked at.
+struct Floors {
+    version: MetaVersion,
+    record: FloorsRecord,
+}
+
 impl Catalog {
-    fn floors(&self) -> Result<(MetaVersion, FloorsRecord)> {
+    fn floors(&self) -> Result<Floors> {
         let (version, value) = self.get_now(FLOORS_KEY)?;
         let record = value.map_or(Ok(FloorsRecord::default()), |bytes| decode(FLOORS_KEY, &bytes))?;
-        Ok((version, record))
+        Ok(Floors { version, record })
     }
 
     /// Notes what this host can do.
@@ -39,16 +45,12 @@ impl Catalog {
     }
 
     /// Writes a policy that promises a floor; false where others have promised something since these floors were looked at.
-    fn set_limit_promising(
-        &self,
-        volume: VolumeId,
-        limit: &LimitRecord,
-        (version, floors): (MetaVersion, FloorsRecord),
-    ) -> Result<bool> {
+    fn set_limit_promising(&self, volume: VolumeId, limit: &LimitRecord, floors: Floors) -> Result<bool> {
         let key = limit_key(volume);
         let (at, found) = self.get_now(&key)?;
+        let Floors { version, record } = floors;
         let compares = [Compare { key: FLOORS_KEY.to_string(), version }, Compare { key: key.clone(), version: at }];
-        let next = encode(&FloorsRecord { changes: floors.changes + 1, ..floors });
+        let next = encode(&FloorsRecord { changes: record.changes + 1, ..record });
         let writes = [put(&key, encode(&limits::after(found.as_deref(), limit))), put(FLOORS_KEY, next)];
         Ok(matches!(self.commit(&compares, &writes)?, Commit::Done(_)))
     }
@@ -84,7 +86,7 @@ impl ControlPlane {
     /// The same, of a volume that is about to be made.
     pub(super) fn check_new_floor(&self, limit: &LimitRecord) -> Result<()> {
         let Some(floor) = limits::floor_of_record(limit) else { return Ok(()) };
-        self.check_floor(None, floor, &self.catalog.floors()?.1)
+        self.check_floor(None, floor, &self.catalog.floors()?.record)
     }
 
     /// Gives a volume or clone a policy that promises a floor.
@@ -93,7 +95,7 @@ impl ControlPlane {
             let floors = self.catalog.floors()?;
             // Whatever others have promised up to there counts.
             self.records.sync()?;
-            self.check_floor(Some(entry.id()), floor, &floors.1)?;
+            self.check_floor(Some(entry.id()), floor, &floors.record)?;
             if self.catalog.set_limit_promising(entry.id(), limit, floors)? {
                 return Ok(());
             }
@@ -108,7 +110,7 @@ impl ControlPlane {
     }
 
     pub(super) fn qos(&self) -> Result<QosInfo> {
-        let (_, record) = self.catalog.floors()?;
+        let Floors { record, .. } = self.catalog.floors()?;
         let (hosts, capacity) = self.capacity(&record)?;
         let names = self.catalog.all()?.into_iter().map(|entry| (entry.id(), entry.name().to_string()));
         let trash = self.catalog.trash()?.into_iter().map(|trashed| (trashed.id(), trashed.record.name));
