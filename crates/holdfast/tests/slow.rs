@@ -67,7 +67,7 @@ fn floors_are_promised_of_what_was_measured() {
     assert!(grid.fails("volume create v2 --size 16MiB --qos floor=1").contains("`holdfast qos measure`"));
     assert!(grid.fails("volume show v2").contains("no volume v2"), "what is refused makes no volume");
 
-    let told = grid.ok("qos measure --seconds 2");
+    let told = grid.ok("qos measure --seconds 2 --volume-size 64MiB");
     assert!(told.contains("requests of 8 KiB a second") && told.contains("without node"), "{told}");
     let qos = grid.json("qos list");
     let (measured, all) = (qos["measured"][0]["iops"].as_u64().unwrap(), qos["for_floors"].as_u64().unwrap());

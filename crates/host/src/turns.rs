@@ -365,7 +365,7 @@ impl Host {
 
     pub(crate) fn take_share(&mut self, now: Instant, share: Share, out: Out) {
         // It may come late, when there is no window any more.
-        if self.turns.is_shared() {
+        if self.turns.has_window {
             self.drive_turns(now, scheduler::Event::SetShare { share }, out);
         }
     }

@@ -3,12 +3,13 @@
 use super::format::{print, print_json, print_table, table};
 use super::protect::Redundancy;
 use crate::client::{self, UNHURRIED};
-use crate::drill;
+use crate::drill::{self, Measure};
 use crate::grid::layout::GridDir;
 use crate::logger::moment;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use holdfast_api::{QosInfo, Request, Response};
+use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
 
 #[derive(Args, Debug)]
@@ -33,6 +34,9 @@ enum QosAction {
         /// Length of the load
         #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=3600))]
         seconds: u64,
+        /// Size of the volume under load
+        #[arg(long, default_value = "512MiB", value_name = "SIZE")]
+        volume_size: Size,
         #[command(flatten)]
         redundancy: Redundancy,
     },
@@ -42,10 +46,11 @@ enum QosAction {
 
 pub fn run(args: QosArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        QosAction::Measure { seconds, redundancy } => {
+        QosAction::Measure { seconds, volume_size, redundancy } => {
             let layout = super::volume::said(redundancy.settle_new(dir)?, json)?.unwrap_or(Layout::DEFAULT);
-            let found =
-                drill::measure(dir, seconds, &layout.to_string(), layout.failures() > 0 && !layout.is_on_devices())?;
+            let bears_loss = layout.failures() > 0 && !layout.is_on_devices();
+            let how = Measure { seconds, volume_size, layout: layout.to_string(), bears_loss };
+            let found = drill::measure(dir, &how)?;
             let request = Request::QosMeasured { iops: found.iops, nodes: found.nodes };
             let qos = told(client::ask(dir, &request, UNHURRIED)?)?;
             if json {

@@ -12,9 +12,8 @@ use super::tools::{self, FIO, WorkDir, sleep};
 use crate::grid::layout::GridDir;
 use crate::nbd_uri::of_socket;
 use anyhow::{Context, Result, bail};
+use holdfast_base::size::Size;
 use std::time::Duration;
-
-const SIZE_BYTES: u64 = 512 << 20;
 
 /// Enough that a host and its nodes always have something to do.
 const QUEUE_DEPTH: u32 = 64;
@@ -37,8 +36,18 @@ pub struct Capacity {
     pub without: Option<u32>,
 }
 
-/// `is_borne`: the layout bears the loss of a node.
-pub fn measure(dir: &GridDir, seconds: u64, layout: &str, is_borne: bool) -> Result<Capacity> {
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    pub seconds: u64,
+    pub volume_size: Size,
+    pub layout: String,
+    /// The layout bears the loss of a node.
+    pub bears_loss: bool,
+}
+
+pub fn measure(dir: &GridDir, how: &Measure) -> Result<Capacity> {
+    let Measure { seconds, volume_size, ref layout, bears_loss } = *how;
     tools::require(&[FIO])?;
     let grid = LocalGrid::new(dir.clone());
     grid.wait_until_up()?;
@@ -47,22 +56,22 @@ pub fn measure(dir: &GridDir, seconds: u64, layout: &str, is_borne: bool) -> Res
     let work = WorkDir::create(&grid.root(), false)?;
     let volume = format!("qos-measure-{}", std::process::id());
     let mut volumes = Volumes::new(&grid, false);
-    volumes.create(&volume, SIZE_BYTES, layout)?;
+    volumes.create(&volume, volume_size.0, layout)?;
     let job = |name, pattern, seconds| Job {
         name,
         pattern,
         uri: of_socket(&grid.socket_of(&volume), &volume),
-        size_bytes: SIZE_BYTES,
+        size_bytes: volume_size.0,
         queue_depth: if pattern == Pattern::Fill { 4 } else { QUEUE_DEPTH },
         seconds,
         seed: 1,
     };
-    eprintln!("writing a volume of {} MiB ({layout}) once", SIZE_BYTES >> 20);
+    eprintln!("writing a volume of {volume_size} ({layout}) once");
     let filled = job("fill", Pattern::Fill, 0).run(work.path(), FILL_TIME_MAX)?;
     if filled.errors > 0 {
-        bail!("the volume could not be filled: {}", filled.complaints);
+        bail!("the volume could not be filled (--volume-size makes it smaller): {}", filled.complaints);
     }
-    let without = match is_borne {
+    let without = match bears_loss {
         true => Some(node_of_segments(&grid.holdings()?).context("the grid has no nodes")?),
         false => None,
     };

@@ -25,7 +25,7 @@ mod stats;
 pub mod tools;
 mod witness;
 
-pub use capacity::measure;
+pub use capacity::{Measure, measure};
 
 use crate::grid::layout::GridDir;
 use anyhow::{Result, bail};

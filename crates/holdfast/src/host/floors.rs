@@ -15,7 +15,9 @@ use crate::grid::certs::now_s;
 use anyhow::Result;
 use holdfast_api::{Code, FloorInfo, MeasuredInfo, QosInfo, refuse};
 use holdfast_base::{MetaVersion, VolumeId};
-use holdfast_format::meta::{FLOORS_KEY, FloorsRecord, LimitRecord, MeasuredRecord, Other, encode, limit_key};
+use holdfast_format::meta::{
+    DELETING_PREFIX, FLOORS_KEY, FloorsRecord, LimitRecord, MeasuredRecord, Other, encode, limit_key,
+};
 use holdfast_host::{Capacity, promise};
 use holdfast_runtime::meta::{Commit, Compare};
 use std::collections::BTreeMap;
@@ -55,10 +57,12 @@ impl Catalog {
         Ok(matches!(self.commit(&compares, &writes)?, Commit::Done(_)))
     }
 
-    /// What is promised, by volume or clone.
+    /// What is promised, by volume or clone. One that is being deleted is never had back.
     fn promised(&self) -> Result<BTreeMap<VolumeId, u64>> {
-        let floors = self.limits()?.into_iter().filter_map(|(id, words)| Some((id, limits::floor_of(&words)?)));
-        Ok(floors.collect())
+        let deleting = self.known().list(DELETING_PREFIX)?.records;
+        let is_going = |id: &VolumeId| deleting.iter().any(|of| of.key[DELETING_PREFIX.len()..] == id.to_string());
+        let floors = self.limits()?.into_iter().filter(|(id, _)| !is_going(id));
+        Ok(floors.filter_map(|(id, words)| Some((id, limits::floor_of(&words)?))).collect())
     }
 }
 
