@@ -91,25 +91,30 @@ fn measure(setup: &mut Setup, args: &FleetArgs, layout: Layout) -> Result<Vec<Ro
     let machines = volumes(&setup.clones(&image, args.vms)?);
     let own = Load { rw: "randwrite", span: Span::Bytes(size / 10), ..Load::random("64k", 4, 0) };
     setup.run(&machines, &own)?;
-    let mut rows = Vec::new();
-    for is_reduced in [false, true] {
-        if is_reduced {
-            if args.plain {
-                break;
-            }
-            setup.reduce(&image)?;
-            eprintln!("{layout}: reducing");
-        }
-        let rest = if is_reduced { PACKED_REST } else { REST };
+    let loads = |name: &str| {
+        eprintln!("{name}: reads, then 70/30");
+        let reads = Load { threads: 2, ..Load::random("4k", 15, args.common.seconds()) };
+        let mixed = Load { rw: "randrw", read_percent: Some(70), ..reads.clone() };
+        Ok::<_, anyhow::Error>((setup.run(&machines, &reads)?, setup.run(&machines, &mixed)?))
+    };
+    // What is saved is looked at between the loads: so it is of the same content, plain and reduced.
+    let shares = |rest| -> Result<(f64, f64)> {
         let space = &setup.settle(std::slice::from_ref(&image), rest)?[0];
         let stored = space.taken_bytes() - space.redundancy_bytes - space.dead_bytes;
         let of_seen = |bytes: u64| bytes as f64 / (size as f64 * f64::from(args.vms));
-        let (saved, dead) = (1.0 - of_seen(stored), of_seen(space.dead_bytes));
-        eprintln!("{layout}{}: reads, then 70/30", if is_reduced { ", reduced" } else { "" });
-        let reads = Load { threads: 2, ..Load::random("4k", 15, args.common.seconds()) };
-        let mixed = Load { rw: "randrw", read_percent: Some(70), ..reads.clone() };
-        let (reads, mixed) = (setup.run(&machines, &reads)?, setup.run(&machines, &mixed)?);
-        rows.push(Row { layout, is_reduced, reads, mixed, saved, dead });
+        Ok((1.0 - of_seen(stored), of_seen(space.dead_bytes)))
+    };
+    let name = layout.to_string();
+    setup.settle(std::slice::from_ref(&image), REST)?;
+    let (reads, mixed) = loads(&name)?;
+    let (saved, dead) = shares(REST)?;
+    let mut rows = vec![Row { layout, is_reduced: false, reads, mixed, saved, dead }];
+    if !args.plain {
+        eprintln!("{name}: reducing");
+        setup.reduce(&image)?;
+        let (saved, dead) = shares(PACKED_REST)?;
+        let (reads, mixed) = loads(&format!("{name}, reduced"))?;
+        rows.push(Row { layout, is_reduced: true, reads, mixed, saved, dead });
     }
     Ok(rows)
 }
