@@ -317,7 +317,7 @@ fn a_limit_is_kept_with_its_volume_and_goes_with_it_to_other_hosts() {
     b.ok("volume delete c1");
     check_limited(b, "bytes=1MiB,burst=1ms");
     // A policy that says more than a limit is kept, too.
-    assert!(a.fails("volume set v1 --qos floor=5,limit=200").contains("keeps none"));
+    assert!(a.fails("volume set v1 --qos floor=5,limit=200").contains("holdfast qos measure"));
     let said = a.ok("volume set v1 --qos weight=400,limit=200,burst=20/5s");
     assert!(said.contains("has weight=400,limit=200,burst=20/5s"), "{said}");
     until("b has heard of it", || filter(b, 0)["spec"] == "qos:weight=400,limit=200,burst=20/5s");
