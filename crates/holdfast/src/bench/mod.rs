@@ -1,11 +1,11 @@
 //! `holdfast bench`: the loads of published reports on systems of this kind, on your own grid, each beside what its report says.
 //!
-//! A benchmark makes volumes of its own, fills them, warms up for ten seconds, runs, and deletes what it made. Its table has the
+//! A benchmark makes volumes of its own, fills them, warms up, runs, and deletes what it made. Its table has the
 //! report's figures beside it, for reading: they are of other machines. What compares are the ratios below it, and each has a
 //! goal; `--check` fails where one is missed.
 //!
 //! Sources: vmfleet-4k is the load of a report on Storage Spaces Direct with two nodes of six SSDs; diskspd-8k of one with three nodes
-//! and NVMe; xdd-sweep of Gridstore-like block layers on ten servers; vm-farm of scale-out NAS for virtual machines with four
+//! and NVMe; xdd-sweep of Violin's block layers on ten servers; vm-farm of scale-out NAS for virtual machines with four
 //! and eight nodes.
 
 mod blender;
@@ -38,7 +38,7 @@ pub struct BenchArgs {
 
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// Length of each measurement, after ten seconds of warming up
+    /// Length of each measurement, after as many of warming up, ten at most
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// As long as the report's: 30 minutes for each measurement

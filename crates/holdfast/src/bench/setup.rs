@@ -6,8 +6,8 @@ use crate::drill::grid::{Grid, LocalGrid};
 use crate::drill::rejoin::Volumes;
 use crate::drill::tools::{WorkDir, sleep};
 use crate::grid::layout::GridDir;
-use anyhow::{Context, Result, bail};
-use holdfast_api::{HostStatus, Request, Response, SpaceUse};
+use anyhow::{Context, Result};
+use holdfast_api::{HostStatus, Request, SpaceUse};
 use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_volume::protect;
@@ -110,10 +110,7 @@ impl Setup {
     }
 
     pub fn status(&self) -> Result<HostStatus> {
-        match client::ask(&self.dir, &Request::Status, client::UNHURRIED)? {
-            Response::Status(status) => Ok(*status),
-            other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
-        }
+        LocalGrid::new(self.dir.clone()).status()
     }
 
     /// Requests of shards that a volume has sent to nodes, and what clients read.
@@ -126,16 +123,12 @@ impl Setup {
 
     /// What these volumes take.
     fn space(&self, names: &[String]) -> Result<Vec<SpaceUse>> {
-        match client::ask(&self.dir, &Request::GridSpace, client::UNHURRIED)? {
-            Response::Space { volumes, .. } => {
-                let of = |name: &String| {
-                    let found = volumes.iter().find(|of| of.name == *name);
-                    Ok(found.with_context(|| format!("volume {name} is not open any more"))?.space)
-                };
-                names.iter().map(of).collect()
-            }
-            other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
-        }
+        let (volumes, _) = client::space(&self.dir)?;
+        let of = |name: &String| {
+            let found = volumes.iter().find(|of| of.name == *name);
+            Ok(found.with_context(|| format!("volume {name} is not open any more"))?.space)
+        };
+        names.iter().map(of).collect()
     }
 
     /// Waits until volumes have done in the background what they had to; what each takes then.

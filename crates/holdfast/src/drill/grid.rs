@@ -136,7 +136,7 @@ impl LocalGrid {
         Ok(self.status()?.nodes.iter().map(|node| node.id).collect())
     }
 
-    fn status(&self) -> Result<HostStatus> {
+    pub fn status(&self) -> Result<HostStatus> {
         match client::ask(&self.dir, &Request::Status, STATUS_TIME_MAX)? {
             Response::Status(status) => Ok(*status),
             other => bail!("the host's answer does not fit the request ({other:?}): is it another release?"),
