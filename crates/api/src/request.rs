@@ -104,6 +104,9 @@ pub enum Request {
         name: String,
         layout: String,
         compression: Compression,
+        /// As in [`Request::VolumeCreate`], of the store; members are encrypted, too.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<KeySource>,
     },
     /// Take snapshots by schedule, or no more.
     VolumeSchedule {

@@ -110,6 +110,9 @@ pub struct VolumeInfo {
     /// The store that it shares its content by. Told by `volume show`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<String>,
+    /// It is about to share by that no more: what it has there is copied back. Told by `volume show`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_domain: bool,
     /// Separate clones, or members of its domain, that may need what the volume holds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needed_by: Vec<String>,

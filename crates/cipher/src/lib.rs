@@ -12,6 +12,7 @@
 //! | of a ledger | "ledger", volume, epoch (`u64`), n (`u32`), instance of the opening; position: the LSN |
 //! | of a segment | "segment", volume, epoch, counter (`u64`); position: the block's place in the payload |
 //! | id of a volume's key | 16 bytes, expanded with "id" |
+//! | of fingerprints in a sharing domain | expanded from the key of its store with "prints" |
 //! | wrapped key | AES-256-GCM by the key-encrypting key, nonce random, associated data: "holdfast wrapped key 1", volume |
 //!
 //! All integers are little-endian, 128-bit ids too.
@@ -125,6 +126,13 @@ impl VolumeKey {
             &segment.epoch.0.to_le_bytes(),
             &segment.counter.to_le_bytes(),
         ])
+    }
+
+    /// For fingerprints of content, where this is the key of a sharing domain's store.
+    pub fn print_key(&self) -> PrintKey {
+        let mut secret = Secret([0; KEY_BYTES]);
+        expand(&self.root, &[b"prints"], &mut secret.0);
+        PrintKey(secret)
     }
 
     fn derive(&self, info: &[&[u8]]) -> Cipher {
@@ -305,6 +313,15 @@ mod tests {
         let distinct: std::collections::BTreeSet<u128> = prints.into_iter().collect();
         assert_eq!(distinct.len(), prints.len());
         assert_eq!(of_segment(&key(1), segment(1, 1, 1)), prints[6]);
+    }
+
+    #[test]
+    fn fingerprints_are_of_the_key() {
+        let print = |n| key(n).print_key().fingerprint_of(b"content");
+        assert_eq!(print(1), key(1).print_key().fingerprint_of(b"content"));
+        assert_ne!(print(1), print(2));
+        // Part of the format: hosts of a domain compare what each has made.
+        assert_eq!(print(1), 308_453_777_139_515_553_367_184_703_107_724_383_700);
     }
 
     #[test]

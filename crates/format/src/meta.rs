@@ -223,6 +223,9 @@ pub struct SettingsRecord {
     /// How blocks are packed, in words ([`crate::packing::Compression`]); nothing where they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
+    /// It is to be in its sharing domain no more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_domain: bool,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -131,6 +131,9 @@ impl SegmentRanges {
 /// No opening of a volume has this epoch.
 pub const NOBODY: Epoch = Epoch(0);
 
+/// No catalogue comes to that state.
+const LEFT: CatalogueNo = CatalogueNo { epoch: Epoch(u64::MAX), counter: u64::MAX };
+
 /// What a member of a sharing domain says it names of the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Names {
@@ -146,6 +149,16 @@ impl Names {
     /// What a store says for a member that has never shared.
     pub fn of_nobody(catalogue: CatalogueNo) -> Names {
         Names { epoch: NOBODY, catalogue, ranges: SegmentRanges::default() }
+    }
+
+    /// What a member says last: of all that is withdrawn, ever, it names nothing. It is no member any more until its store has
+    /// taken that back.
+    pub fn of_one_that_left(epoch: Epoch) -> Names {
+        Names { epoch, catalogue: LEFT, ranges: SegmentRanges::default() }
+    }
+
+    pub fn has_left(&self) -> bool {
+        self.catalogue == LEFT
     }
 
     /// As [`SegmentRanges::encode`], in another version.

@@ -17,7 +17,7 @@ pub struct Print(pub u128);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Membership {
     pub store: Store,
-    /// What blocks are fingerprinted with.
+    /// What blocks are fingerprinted with, where the store is not encrypted.
     pub print_key: [u8; 32],
     pub catalogue: CatalogueNo,
 }

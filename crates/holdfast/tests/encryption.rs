@@ -191,3 +191,53 @@ fn another_host_takes_an_encrypted_volume_over_where_it_gets_the_key() {
     assert_eq!(state(&a, "v1"), "open");
     assert_volume_holds(&a.uri("v1"), &data, &scratch);
 }
+
+#[test]
+fn an_encrypted_domain_shows_nobody_what_its_members_share() {
+    let grid = Grid::new(0);
+    grid.up("--nodes 2 --devices 1");
+    let (own, shared) = (key_file(&grid, "own", 0o600), key_file(&grid, "shared", 0o600));
+    grid.ok(&format!("sharing create vaults --layout mirror:2 --compress off --encrypt --key-file {shared}"));
+    grid.ok("sharing create open --layout mirror:2");
+    assert!(grid.json("volume show vaults")["encrypted"] == true);
+    let (file, scratch) = (grid.path("marked"), grid.path("scratch"));
+    marked(&file, "SECRET");
+    for name in ["v1", "v2"] {
+        grid.ok(&format!("volume create {name} --size {LEN} --layout mirror:2 --encrypt --key-file {own}"));
+        nbdcopy(file.to_str().unwrap(), &grid.uri(name));
+    }
+    grid.ok(&format!("volume create plain --size {LEN} --layout mirror:2"));
+    assert!(grid.fails("volume set v1 --sharing open").contains("sharing create NAME --encrypt"));
+    assert!(grid.fails("volume set plain --sharing vaults").contains("the store is encrypted"));
+    for name in ["v1", "v2"] {
+        grid.ok(&format!("volume set {name} --sharing vaults"));
+    }
+    let own_bytes =
+        |name: &str| grid.json(&format!("volume show {name}"))["live"]["space"]["data_bytes"].as_u64().unwrap();
+    until("the store alone has it", || own_bytes("v1") == 0 && own_bytes("v2") == 0);
+    assert_eq!(own_bytes("vaults"), LEN as u64);
+    let holds = |name: &str| assert_volume_holds(&grid.uri(name), &file, &scratch);
+    ["v1", "v2"].into_iter().for_each(holds);
+    assert_eq!(on_devices(&grid, "SECRET"), 0);
+    // Without the store's key its members stay closed, and say why.
+    let away = grid.path("away");
+    fs::rename(&shared, &away).unwrap();
+    restart(&grid);
+    until("members are locked", || state(&grid, "v1") == "locked" && state(&grid, "v2") == "locked");
+    let why = grid.json("volume show v1")["waits"].as_str().unwrap().to_string();
+    assert!(why.contains("shares its content in an encrypted domain") && why.contains("volume vaults"), "{why}");
+    fs::rename(&away, &shared).unwrap();
+    until("they are open", || state(&grid, "v1") == "open" && state(&grid, "v2") == "open");
+    ["v1", "v2"].into_iter().for_each(holds);
+    // Who has left needs that key no more.
+    grid.ok("volume set v1 --sharing none");
+    until("it has left", || grid.json("volume show v1")["sharing"].is_null());
+    fs::rename(&shared, &away).unwrap();
+    restart(&grid);
+    until("it is open", || state(&grid, "v1") == "open" && state(&grid, "v2") == "locked");
+    holds("v1");
+    fs::rename(&away, &shared).unwrap();
+    until("the other is, too", || state(&grid, "v2") == "open");
+    holds("v2");
+    assert_eq!(on_devices(&grid, "SECRET"), 0);
+}

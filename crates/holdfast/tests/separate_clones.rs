@@ -178,9 +178,17 @@ fn equal_content_of_volumes_on_two_hosts_is_stored_once() {
     assert_holds(&b, "vm2@before", &same);
     hold_it(&[(&b, "vm3")]);
     assert_eq!(own_bytes(&b, "guests"), SIZE as u64, "vm3 needs it");
-    for name in ["vm3", "vm2"] {
-        b.ok(&format!("volume delete {name} --now"));
-    }
+    // One leaves, with all that it has, and may have another layout then.
+    assert!(b.fails("volume set vm3 --layout parity:2+1").contains("--sharing none"));
+    assert!(b.fails("volume set guests --sharing none").contains("its members leave it"));
+    let said = b.ok("volume set vm3 --sharing none");
+    assert!(said.contains("leaves domain guests"), "{said}");
+    until("it has left", || b.json("volume show vm3")["sharing"].is_null());
+    assert_eq!(own_bytes(&b, "vm3"), SIZE as u64);
+    assert!(b.ok("volume set vm3 --sharing none").contains("in no sharing domain"));
+    b.ok("volume set vm3 --layout parity:2+1");
+    b.ok("volume delete vm2 --now");
     until("nobody needs the store", || b.run("volume delete guests --now").status.success());
+    hold_it(&[(&b, "vm3")]);
     a.ok("grid up");
 }

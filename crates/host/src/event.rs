@@ -172,6 +172,11 @@ pub enum Order {
     SetSharing {
         name: String,
         store: VolumeId,
+        key: Option<VolumeKey>,
+    },
+    /// It is to share its content with nobody any more; its root says so when all that it has is its own.
+    EndSharing {
+        name: String,
     },
     /// Volumes that several clients may write to at a time.
     Share(BTreeSet<VolumeId>),
@@ -258,6 +263,10 @@ pub struct OpenSpec {
     pub guard: Option<MetaVersion>,
     /// Of an encrypted one.
     pub key: Option<VolumeKey>,
+    /// Of the store of its sharing domain, where it is in one and encrypted.
+    pub store_key: Option<(VolumeId, VolumeKey)>,
+    /// It is to leave that domain: see [`holdfast_volume::Config::leaves_domain`].
+    pub leaves_domain: bool,
 }
 
 impl OpenSpec {
@@ -275,6 +284,8 @@ impl OpenSpec {
             only_from: None,
             guard: None,
             key,
+            store_key: None,
+            leaves_domain: false,
         }
     }
 
@@ -283,7 +294,8 @@ impl OpenSpec {
         let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);
         let of = |spec: &OpenSpec| {
             let how = (spec.checked_reads, spec.compression);
-            (spec.volume, how, spec.only_from, key_of(spec))
+            let store_key = spec.store_key.as_ref().map(|(store, key)| (*store, key.id()));
+            (spec.volume, how, spec.only_from, key_of(spec), store_key)
         };
         of(self) == of(other)
     }

@@ -273,6 +273,7 @@ impl Homes {
             | Order::SetPolicy { name, .. }
             | Order::CheckReads { name, .. }
             | Order::SetSharing { name, .. }
+            | Order::EndSharing { name }
             | Order::Prepare { name }
             | Order::Change { volume: name, .. }
             | Order::Filters { volume: name, .. }

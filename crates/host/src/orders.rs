@@ -61,6 +61,12 @@ impl Host {
         }
     }
 
+    fn tell(&mut self, now: Instant, name: &str, event: VolumeEvent, out: Out) {
+        if let Some((at, _)) = self.volumes.find_open(name) {
+            self.drive(now, at, event, out);
+        }
+    }
+
     /// Orders that are hardly more than an event for a controller, or a value that is kept.
     fn on_small_order(&mut self, now: Instant, ticket: u64, order: Order, out: Out) -> Option<Outcome> {
         match order {
@@ -86,16 +92,11 @@ impl Host {
                 self.drive(now, at, VolumeEvent::CreateDependent { head, snapshot, dependent, name, size_bytes }, out);
                 return None;
             }
-            Order::CheckReads { name, checked } => {
-                if let Some((at, _)) = self.volumes.find_open(&name) {
-                    self.drive(now, at, VolumeEvent::CheckReads(checked), out);
-                }
+            Order::CheckReads { name, checked } => self.tell(now, &name, VolumeEvent::CheckReads(checked), out),
+            Order::SetSharing { name, store, key } => {
+                self.tell(now, &name, VolumeEvent::SetSharing { store, key }, out);
             }
-            Order::SetSharing { name, store } => {
-                if let Some((at, _)) = self.volumes.find_open(&name) {
-                    self.drive(now, at, VolumeEvent::SetSharing { store }, out);
-                }
-            }
+            Order::EndSharing { name } => self.tell(now, &name, VolumeEvent::EndSharing, out),
             Order::Dependent { origin, dependent, names } => {
                 if let Some(at) = self.volumes.find_id(origin) {
                     self.drive(now, at, VolumeEvent::Dependent { volume: dependent, names }, out);

@@ -2,6 +2,7 @@
 //!
 //! They are kept with separate clones (see `separate`): each has an owner on any host, and all but the store a guest.
 
+use crate::secrecy::{key_of, store_key_of};
 use crate::separate::id_of;
 use crate::swarm::{Run, VOLUME};
 use crate::world::MachineAt;
@@ -11,7 +12,7 @@ use holdfast_format::packing::Compression;
 use holdfast_format::root::{Root, root_key};
 use holdfast_format::sharing::STORE_EPOCHS;
 use holdfast_format::talk::Talk;
-use holdfast_volume::Event;
+use holdfast_volume::{Event, State};
 use std::time::Duration;
 
 /// Room for whatever is copied in a run.
@@ -29,6 +30,10 @@ impl Run {
         if is_store {
             root.epoch = STORE_EPOCHS;
             root.features = Features::default().with(Feature::Stores);
+        }
+        if self.plan.encrypted {
+            let seed = self.plan.seed;
+            root.key_id = Some(if is_store { store_key_of(seed) } else { key_of(seed) }.id());
         }
         if self.plan.compression != Compression::Off {
             root.features = root.features.with(Feature::Packed);
@@ -56,8 +61,27 @@ impl Run {
     pub(crate) fn put_into_domain(&mut self, number: usize, store: usize) {
         self.separate.set_store(number, store);
         if let Some(at) = self.member_at(number) {
-            self.world.tell(at, Event::SetSharing { store: id_of(store) });
+            self.tell_store(at, store);
         }
+    }
+
+    pub(crate) fn tell_store(&mut self, at: MachineAt, store: usize) {
+        let key = self.plan.encrypted.then(|| store_key_of(self.plan.seed));
+        self.world.tell(at, Event::SetSharing { store: id_of(store), key });
+    }
+
+    /// The member is to be in none, whoever opens it.
+    pub(crate) fn take_out_of_domain(&mut self, number: usize) {
+        self.separate.set_leaving(number);
+        if let Some(at) = self.member_at(number) {
+            self.world.tell(at, Event::EndSharing);
+        }
+    }
+
+    /// Whether its root names no store.
+    pub(crate) fn is_out_of_domain(&self, number: usize) -> bool {
+        let machine = self.member_at(number).and_then(|at| self.world.machine(at));
+        machine.is_some_and(|controller| controller.state() == State::Open && controller.store_named().is_none())
     }
 
     /// What an owner asks that has not heard the answer when it is gone.

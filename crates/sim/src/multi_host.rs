@@ -569,6 +569,8 @@ impl MultiHost {
             only_from: None,
             guard: None,
             key: None,
+            store_key: None,
+            leaves_domain: false,
         }
     }
 

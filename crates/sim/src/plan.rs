@@ -266,7 +266,7 @@ impl Plan {
         if plan.snapshots_max == 0 || plan.profile == Profile::Full {
             plan.separate_max = 0;
         }
-        plan.sharing &= plan.profile != Profile::Full && !plan.encrypted && !plan.loses_metadata;
+        plan.sharing &= plan.profile != Profile::Full && !plan.loses_metadata;
         if plan.sharing {
             plan.disk_bytes += 12 * plan.volume_bytes;
             // Content has to be written, to cool and to be told of: guests take their time.

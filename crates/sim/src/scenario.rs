@@ -183,7 +183,8 @@ impl Cluster {
     pub fn until_within(&mut self, patience: Duration, what: &str, is_so: impl Fn(&Cluster) -> bool) {
         let end = self.now() + patience;
         while !is_so(self) {
-            assert!(self.now() < end, "{what}: not within {patience:?}; {:?}", self.status());
+            let members = || self.run.members_text();
+            assert!(self.now() < end, "{what}: not within {patience:?}; {:?}{}", self.status(), members());
             self.run.step().unwrap_or_else(|why| panic!("{why}"));
         }
     }
@@ -395,6 +396,15 @@ impl Cluster {
     /// The wish to be in that domain, without waiting for anything.
     pub fn wish_for(&mut self, member: usize, store: usize) {
         self.run.put_into_domain(member, store);
+    }
+
+    /// The wish to be in no domain any more.
+    pub fn take_out(&mut self, member: usize) {
+        self.run.take_out_of_domain(member);
+    }
+
+    pub fn is_out(&self, member: usize) -> bool {
+        self.run.is_out_of_domain(member)
     }
 
     /// Offers of stores are on their way until they are released.

@@ -39,7 +39,16 @@ impl Encryptions {
 
 /// The key of a run's volumes.
 pub fn key_of(seed: u64) -> VolumeKey {
-    let mut bytes = [0x5e; KEY_BYTES];
+    key_from(0x5e, seed)
+}
+
+/// Of the store of a sharing domain among them.
+pub fn store_key_of(seed: u64) -> VolumeKey {
+    key_from(0xa7, seed)
+}
+
+fn key_from(fill: u8, seed: u64) -> VolumeKey {
+    let mut bytes = [fill; KEY_BYTES];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     VolumeKey::new(&Secret::new(bytes))
 }

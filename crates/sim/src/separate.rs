@@ -5,6 +5,7 @@
 //! first is learned by reading, and compared in the end with what the snapshot was seen to hold.
 
 use crate::checker::{self, SECTOR_BYTES, Version};
+use crate::secrecy::store_key_of;
 use crate::swarm::{Run, VOLUME, WAKE_SEPARATE};
 use crate::workload::What;
 use crate::world::{MachineAt, Output};
@@ -85,6 +86,8 @@ struct Member {
     is_store: bool,
     /// The store of its domain.
     store: Option<usize>,
+    /// It is to be in that no more.
+    leaves: bool,
 }
 
 impl Member {
@@ -101,6 +104,7 @@ impl Member {
             record: None,
             is_store: false,
             store: None,
+            leaves: false,
         }
     }
 }
@@ -164,7 +168,12 @@ impl SeparateClones {
     }
 
     pub(crate) fn set_store(&mut self, number: usize, store: usize) {
-        self.get(number).store = Some(store);
+        let member = self.get(number);
+        (member.store, member.leaves) = (Some(store), false);
+    }
+
+    pub(crate) fn set_leaving(&mut self, number: usize) {
+        self.get(number).leaves = true;
     }
 
     pub(crate) fn at_of(&self, volume: VolumeId) -> Option<MachineAt> {
@@ -303,15 +312,25 @@ impl Run {
             self.separate.machines.remove(&at);
             self.world.detach(at);
         }
-        let config = self.config_of(id_of(number), host);
+        let mut config = self.config_of(id_of(number), host);
+        let Member { is_store, store, leaves, .. } = self.separate.members[number - 1];
+        if self.plan.encrypted {
+            let key = store_key_of(self.plan.seed);
+            match store {
+                Some(store) => config.store_key = Some((id_of(store), key)),
+                None if is_store => config.key = Some(key),
+                None => {}
+            }
+        }
+        config.leaves_domain = leaves;
         let at = self.world.attach(host, Controller::new(config));
         let draining = self.draining();
         if !draining.is_empty() {
             self.world.tell(at, Event::Drain { devices: draining });
         }
         self.separate.machines.insert(at, number);
-        if let Some(store) = self.separate.members[number - 1].store {
-            self.world.tell(at, Event::SetSharing { store: id_of(store) });
+        if let Some(store) = store.filter(|_| !leaves) {
+            self.tell_store(at, store);
         }
         let member = self.separate.get(number);
         // What the old owner was asked for may happen or not.
@@ -537,6 +556,13 @@ impl Run {
         }
         if !self.is_member_idle(number) || !self.is_member_open(number) {
             return;
+        }
+        if let Some(store) = self.separate.get(number).store.filter(|_| draw >= 990) {
+            // Members leave, and come back.
+            return match self.separate.get(number).leaves {
+                true => self.put_into_domain(number, store),
+                false => self.take_out_of_domain(number),
+            };
         }
         let has_room = self.separate.members.len() < self.separate.max;
         let snapshot = self.separate.get(number).snapshot.clone();

@@ -39,6 +39,8 @@ pub struct VolumePlan {
     pub export: String,
     pub size_bytes: u64,
     pub connections: usize,
+    /// What it holds at first, if that is not all zeroes. It is asked for as virtual machines of vmfleet do.
+    pub image: Option<Arc<Vec<u8>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -175,13 +177,16 @@ pub fn cells_of(offset: u64, len: u64) -> Range<u32> {
 }
 
 impl Engine {
-    /// Connects to every volume of the plan; all must be fresh, which is all zeroes.
+    /// Connects to every volume of the plan; each must hold its image, or else be fresh, which is all zeroes.
     pub fn new(plan: Plan) -> Result<Engine> {
         let mut random = Prng::new(plan.seed);
         let (events_in, events) = mpsc::channel();
         let make = |volume: VolumePlan| Volume {
             model: Model::new((volume.size_bytes / CELL_BYTES as u64) as u32),
-            workload: Workload::new(random.fork(), volume.size_bytes),
+            workload: match volume.image {
+                Some(_) => Workload::of_fleet(random.fork(), volume.size_bytes),
+                None => Workload::new(random.fork(), volume.size_bytes),
+            },
             plan: volume,
         };
         let mut engine = Engine {
@@ -376,8 +381,13 @@ impl Engine {
     fn check(&mut self, slot: usize, flight: &Flight, data: &[u8]) -> Result<()> {
         let (offset, len) = (flight.drawn.offset, flight.drawn.len);
         ensure!(data.len() as u64 == len, "a read of {len} bytes was answered with {}", data.len());
+        let image = self.volumes[flight.volume].plan.image.clone();
         let mut reading = self.volumes[flight.volume].model.finish_read(slot as Request);
-        if let Err((begins, why)) = see_cells(&mut reading, flight.volume as u8, offset, data) {
+        let seen = match &image {
+            Some(image) => see_blocks(&mut reading, flight.volume as u8, image, offset, data),
+            None => see_cells(&mut reading, flight.volume as u8, offset, data),
+        };
+        if let Err((begins, why)) = seen {
             let history = self.history.about(flight.volume as u8, begins);
             let export = &self.volumes[flight.volume].plan.export;
             bail!("mismatch: volume {export}, offset {begins}, read at {offset}+{len}: {why}\n{history}");
@@ -568,6 +578,31 @@ pub fn see_cells(reading: &mut Reading<'_>, volume: u8, offset: u64, data: &[u8]
             see_part(reading, place, (from - begins) as usize, bytes)
         };
         found.map_err(|why| (begins, why))?;
+    }
+    Ok(())
+}
+
+/// The same of whole cells of a volume that began as an image: in the model that stands for zeroes, which nobody writes there.
+fn see_blocks(
+    reading: &mut Reading<'_>,
+    volume: u8,
+    image: &[u8],
+    offset: u64,
+    data: &[u8],
+) -> Result<(), (u64, String)> {
+    let first = &image[offset as usize..][..data.len()];
+    let cells = data.chunks_exact(CELL_BYTES).zip(first.chunks_exact(CELL_BYTES));
+    for (index, (bytes, first)) in cells_of(offset, data.len() as u64).zip(cells) {
+        let place = Place { volume, index };
+        let found = match cell::read(place, bytes) {
+            _ if bytes == first => Ok(Version::ZEROES),
+            Ok(Version::ZEROES) => Err("zeroes that nobody wrote".to_string()),
+            found => found.map_err(|bad| bad.to_string()),
+        };
+        let seen = found.and_then(|version| {
+            reading.see(index, version).map_err(|m| format!("{:?}, possible were {:?}", m.found, m.possible))
+        });
+        seen.map_err(|why| (u64::from(index) * CELL_BYTES as u64, why))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ pub mod atlas;
 pub mod cell;
 pub mod engine;
 pub mod faults;
+pub mod fleet;
 pub mod guest;
 pub mod history;
 pub mod journey;

@@ -6,6 +6,7 @@ use holdfast_base::Prng;
 use holdfast_lab::grid::{Grid, Shape, make_key};
 use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
+use holdfast_torture::fleet::{self, FailingDevice, Images};
 use holdfast_torture::journey::Journey;
 use holdfast_torture::logs;
 use holdfast_torture::maintenance;
@@ -73,6 +74,11 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["faults", "minutes", "nodes", "journey", "layouts"])]
     damage: bool,
 
+    /// Instead of faults at random: ten machines that were cloned from one disk, by the images in this directory, in a packed
+    /// volume on two nodes, while a device fails and a node is lost
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["faults", "minutes", "nodes", "journey", "layouts", "damage"])]
+    fleet: Option<PathBuf>,
+
     /// Keep the grid's directory even if all is well
     #[arg(long)]
     keep: bool,
@@ -134,6 +140,8 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
         (change_layouts, 6, 1, DEVICE_MIB)
     } else if arguments.damage {
         (damage, 4, 1, DAMAGE_DEVICE_MIB)
+    } else if arguments.fleet.is_some() {
+        (lose_of_fleet, 2, fleet::DEVICES, fleet::DEVICE_MIB)
     } else {
         (run, u64::from(arguments.nodes.unwrap_or(drawn)), DEVICES, DEVICE_MIB)
     };
@@ -148,7 +156,12 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     let outcome = way(arguments, &grid, &mut random);
     // Whatever happened, no process stays behind; the logs are complete only now.
     let down = grid.down();
-    let findings = logs::scan(&dir.join("logs"), if arguments.damage { logs::OF_DAMAGE } else { &[] })?;
+    let expected = match (arguments.damage, &arguments.fleet) {
+        (true, _) => logs::OF_DAMAGE,
+        (_, Some(_)) => fleet::OF_LOSS,
+        _ => &[],
+    };
+    let findings = logs::scan(&dir.join("logs"), expected)?;
     let line = outcome.map_err(|error| match findings.errors.is_empty() {
         true => error,
         false => error.context(format!("the logs have errors:\n{}\nand", findings.errors.join("\n"))),
@@ -171,7 +184,7 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
     for (name, layout, mib) in VOLUMES {
         grid.create_volume(name, mib, layout)?;
         let (socket, export) = (grid.nbd_socket(), name.to_string());
-        volumes.push(VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS });
+        volumes.push(VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS, image: None });
     }
     let mut engine = Engine::new(Plan { seed: random.next_u64(), depth: arguments.depth, volumes })?;
     let until = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
@@ -198,7 +211,7 @@ fn run(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> 
 fn engine_of_one(arguments: &Arguments, grid: &Grid, (mib, layout): (u64, &str), seed: u64) -> Result<Engine> {
     grid.create_volume(VOLUME, mib, layout)?;
     let (socket, export) = (grid.nbd_socket(), VOLUME.to_string());
-    let volumes = vec![VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS }];
+    let volumes = vec![VolumePlan { socket, export, size_bytes: mib << 20, connections: CONNECTIONS, image: None }];
     Engine::new(Plan { seed, depth: arguments.depth, volumes })
 }
 
@@ -230,6 +243,21 @@ fn damage(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<Strin
     let took = found.took.as_secs_f64();
     let flipped = format!("{} bits of node {DAMAGED} flipped, {} shards found damaged", found.bits, found.found);
     Ok(format!("{flipped}, none after {took:.0} s; then node {LOST} lost; {}", all_well(&engine)))
+}
+
+/// See [`fleet`].
+fn lose_of_fleet(arguments: &Arguments, grid: &Grid, random: &mut Prng) -> Result<String> {
+    let images = Images::find(arguments.fleet.as_deref().context("no disks of machines")?)?;
+    let mut device = FailingDevice::make(grid.dir())?;
+    fleet::add_failing(grid, &device)?;
+    let (plan, saved) = fleet::make(grid, &images, random.next_u64())?;
+    println!("{}", grid.run(&["space", "why"])?);
+    let mut engine = Engine::new(plan)?;
+    let said = engine.run(|control| fleet::lose(grid, &control, &mut device))?;
+    println!("while a device and a node were lost:\n{said}");
+    engine.sweep().context("while everything was read back")?;
+    engine.disconnect();
+    Ok(format!("{saved}; {}", all_well(&engine)))
 }
 
 fn all_well(engine: &Engine) -> String {

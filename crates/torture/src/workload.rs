@@ -49,6 +49,8 @@ pub struct Drawn {
 pub struct Workload {
     random: Prng,
     size_bytes: u64,
+    /// Blocks of 4 KiB at random, seven reads to three writes.
+    is_of_fleet: bool,
     write_bytes_max: u64,
     /// Where the sequential stream is.
     stream_at: u64,
@@ -60,10 +62,21 @@ impl Workload {
     pub fn new(mut random: Prng, size_bytes: u64) -> Workload {
         assert!(size_bytes >= 2 * REQUEST_BYTES_MAX, "a volume of {size_bytes} bytes is too small for this workload");
         let write_bytes_max = if random.chance(500) { DATABASE_BYTES_MAX } else { REQUEST_BYTES_MAX };
-        Workload { random, size_bytes, write_bytes_max, stream_at: 0, in_order_at: [0, size_bytes / 2] }
+        let in_order_at = [0, size_bytes / 2];
+        Workload { random, size_bytes, is_of_fleet: false, write_bytes_max, stream_at: 0, in_order_at }
+    }
+
+    /// What a virtual machine of vmfleet asks for.
+    pub fn of_fleet(random: Prng, size_bytes: u64) -> Workload {
+        Workload { is_of_fleet: true, ..Workload::new(random, size_bytes) }
     }
 
     pub fn draw(&mut self) -> Drawn {
+        if self.is_of_fleet {
+            let kind = if self.random.chance(700) { Kind::Read } else { Kind::Write { fua: false } };
+            let (len, blocks) = (4 * KIB, self.size_bytes / (4 * KIB));
+            return Drawn { kind, offset: self.random.below(blocks) * len, len };
+        }
         let kind = self.kind();
         if kind == Kind::Flush {
             return Drawn { kind, offset: 0, len: 0 };

@@ -46,7 +46,13 @@ fn start(socket: &Path, arguments: &[&str]) -> Server {
 }
 
 fn plan(socket: &Path) -> Plan {
-    let volume = VolumePlan { socket: socket.into(), export: String::new(), size_bytes: SIZE_BYTES, connections: 3 };
+    let volume = VolumePlan {
+        socket: socket.into(),
+        export: String::new(),
+        size_bytes: SIZE_BYTES,
+        connections: 3,
+        image: None,
+    };
     Plan { seed: 7, depth: 8, volumes: vec![volume] }
 }
 

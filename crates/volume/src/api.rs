@@ -47,6 +47,10 @@ pub struct Config {
     pub only_from: Option<Epoch>,
     /// What the volume is encrypted with; it must be the key that its root record names.
     pub key: Option<VolumeKey>,
+    /// The store whose sharing domain the volume is in, and what that one is encrypted with: a domain is so as a whole, or not.
+    pub store_key: Option<(VolumeId, VolumeKey)>,
+    /// It is to be in no sharing domain: what it names of its store is copied back, and then its root forgets that.
+    pub leaves_domain: bool,
     /// For a check: see [`Controller::take_encryptions`](crate::Controller::take_encryptions).
     pub notes_encryptions: bool,
     /// Log entries that may wait for destage (protocol rule 23).
@@ -110,6 +114,8 @@ impl Config {
             keeps_spare: false,
             only_from: None,
             key: None,
+            store_key: None,
+            leaves_domain: false,
             notes_encryptions: false,
             writeback_bytes_max: 256 << 20,
             map_cache_bytes_max: 64 << 20,
@@ -280,10 +286,13 @@ pub enum Event {
     SetAside {
         claims: Vec<Claim>,
     },
-    /// The volume is to be in the sharing domain of that store.
+    /// The volume is to be in the sharing domain of that store, which has this key where it is encrypted.
     SetSharing {
         store: VolumeId,
+        key: Option<VolumeKey>,
     },
+    /// It is to be in none any more; see [`Config::leaves_domain`].
+    EndSharing,
     /// Of the owner of another volume; see [`Effect::Talk`].
     Talk {
         from: VolumeId,

@@ -232,7 +232,8 @@ impl Controller {
                 self.create_dependent((head, snapshot), (dependent, name), size_bytes, out);
             }
             Event::Dependent { volume, names } => self.on_dependent(volume, names),
-            Event::SetSharing { store } => self.on_set_sharing(store),
+            Event::EndSharing => self.on_end_sharing(),
+            Event::SetSharing { store, key } => self.on_set_sharing(store, key),
             Event::Talk { from, talk } => self.on_talk(from, *talk, out),
             Event::Devices { node, devices } => self.on_devices(node, devices, out),
             Event::Drain { devices } => self.on_drain(devices, out),
@@ -866,6 +867,9 @@ impl Controller {
             if !victims.is_empty() {
                 return self.begin_pass(victims, aim, out);
             }
+        }
+        if self.returns_from_store() {
+            return self.find_live(out);
         }
         // What is named elsewhere need not be packed.
         if let Some((no, aim)) = self.next_sharing_pass() {

@@ -2,6 +2,7 @@
 //!
 //! A part that fails doesn't stop the others: one run tells everything that is wrong.
 
+use crate::bench::Fleet;
 use crate::{tidy, tools};
 use anyhow::{Context, Result, bail};
 use holdfast_lab::program::SKIPPED;
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Tests that are parts of their own, since they take minutes: the swarm's 2,000 seeds, and the hunt for every mutation.
 const LONG_TESTS: [&str; 2] = ["random_runs_are_sound_and_repeatable", "every_mutation_is_found"];
+
+/// Machines whose disks are made of this one's packages, where there is none.
+const FLEET: &str = "--fleet";
 
 /// Minutes of torture in a test run.
 const TORTURE_MINUTES: &str = "2";
@@ -189,12 +193,18 @@ fn torture_part() -> Result<()> {
 /// `./x torture …`: against the binary with assertions kept, in a directory of its own under the target directory.
 pub fn torture(arguments: &[String]) -> Result<()> {
     tools::build_checked(&["holdfast", "holdfast-torture"])?;
-    tools::run(
-        Command::new(tools::checked_program("holdfast-torture"))
-            .arg("--binary")
-            .arg(tools::checked_program("holdfast"))
-            .args(arguments),
-    )
+    let mut torture = Command::new(tools::checked_program("holdfast-torture"));
+    torture.arg("--binary").arg(tools::checked_program("holdfast"));
+    let Some(at) = arguments.iter().position(|argument| argument == FLEET) else {
+        return tools::run(torture.args(arguments));
+    };
+    let images = std::env::temp_dir().join(format!("holdfast-fleet-{}", std::process::id()));
+    std::fs::create_dir(&images).with_context(|| format!("cannot make {}", images.display()))?;
+    let (before, after) = arguments.split_at(at);
+    let outcome =
+        Fleet::make(&images).and_then(|()| tools::run(torture.args(before).arg(FLEET).arg(&images).args(&after[1..])));
+    std::fs::remove_dir_all(&images).with_context(|| format!("cannot remove {}", images.display()))?;
+    outcome
 }
 
 #[cfg(test)]

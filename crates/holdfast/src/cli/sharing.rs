@@ -2,6 +2,7 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::protect::Redundancy;
+use super::volume::{WrappingKey, key_of_new};
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
@@ -16,8 +17,8 @@ use holdfast_format::packing::Compression;
     holdfast volume set vm1 --sharing guests             vm1 shares what it has alike with others there\n  \
     holdfast sharing list\n\n\
     Content is compared in the background, some time after it was written; reads and writes never wait for the store. A\n\
-    volume has the store's layout, and stays in its domain for ever. `holdfast volume delete NAME` deletes a store that\n\
-    has no members any more.")]
+    volume has the store's layout, and is encrypted if the store is. `holdfast volume set VOLUME --sharing none` takes it\n\
+    out: what it has in the store is copied back. `holdfast volume delete NAME` deletes a store without members.")]
 pub struct SharingArgs {
     #[command(subcommand)]
     action: SharingAction,
@@ -33,6 +34,12 @@ enum SharingAction {
         /// How blocks of the store are packed: off, lz4 or auto
         #[arg(long, default_value = "auto", value_name = "HOW")]
         compress: Compression,
+        /// Encrypt what members share, with a key of the store's own. All members are encrypted, and their hosts have this key,
+        /// too. Needs --key-file or --key-command
+        #[arg(long, requires = "key")]
+        encrypt: bool,
+        #[command(flatten)]
+        key: WrappingKey,
     },
     /// The domains, and their members
     List,
@@ -40,10 +47,11 @@ enum SharingAction {
 
 pub fn run(args: SharingArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
-        SharingAction::Create { name, redundancy, compress } => {
+        SharingAction::Create { name, redundancy, compress, encrypt, key } => {
             let layout = super::volume::said(redundancy.settle_new(dir)?, json)?.unwrap_or(Layout::DEFAULT);
             let (layout, compression) = (layout.to_string(), compress);
-            let volume = client::volume(dir, &Request::SharingCreate { name, layout, compression })?;
+            let key = key_of_new(key, encrypt)?;
+            let volume = client::volume(dir, &Request::SharingCreate { name, layout, compression, key })?;
             let text = format!(
                 "sharing domain {0} ({1}) is made; `holdfast volume set VOLUME --sharing {0}` takes a volume into it",
                 volume.name, volume.layout

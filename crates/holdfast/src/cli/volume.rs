@@ -297,7 +297,7 @@ struct Set {
     /// As for `volume create`, also of a clone; all of it is said anew, and `none` takes it away
     #[arg(long, visible_alias = "limit", value_name = "POLICY")]
     qos: Option<String>,
-    /// Share content by the store of this domain from here on (`holdfast sharing`)
+    /// Share content by the store of this domain from here on (`holdfast sharing`), or of `none`
     #[arg(long, value_name = "DOMAIN", conflicts_with = "dry_run")]
     sharing: Option<String>,
 }
@@ -305,7 +305,7 @@ struct Set {
 /// The key that a volume's own is wrapped with. It is not kept: the host gets it again whenever the volume is opened.
 #[derive(Args, Debug)]
 #[group(id = "key", multiple = false)]
-struct WrappingKey {
+pub(super) struct WrappingKey {
     /// File with the key that the volume's own key is wrapped with: 32 bytes or 64 hexadecimal digits, to be read by nobody else
     /// (`openssl rand -hex 32`). Without it the volume can't be opened: keep a copy elsewhere
     #[arg(long)]
@@ -408,9 +408,23 @@ impl Set {
             other => format!("volume {} is packed from here on, by {other}", volume.name),
         });
         let set = what_was_set(&volume, layout, fixed, checked_reads);
-        let shares = self.sharing.map(|store| format!("volume {} shares its content in domain {store}", volume.name));
+        let shares = self.sharing.map(|store| what_it_shares(&volume, &store));
         let said: Vec<String> = tiers.into_iter().chain(set).chain(packed).chain(policy).chain(shares).collect();
         show(&volume, said.join("\n"), json)
+    }
+}
+
+fn what_it_shares(volume: &VolumeInfo, store: &str) -> String {
+    let name = &volume.name;
+    match &volume.sharing {
+        Some(of) if volume.leaves_domain => {
+            format!(
+                "volume {name} leaves domain {of}: what it has there is copied back in the background; when that is done, \
+                 `holdfast volume show {name}` tells of it no more"
+            )
+        }
+        Some(_) => format!("volume {name} shares its content in domain {store}"),
+        None => format!("volume {name} is in no sharing domain"),
     }
 }
 
@@ -551,7 +565,7 @@ pub(super) fn said(settled: Option<(Layout, Option<String>)>, json: bool) -> Res
     Ok(Some(layout))
 }
 
-fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
+pub(super) fn key_of_new(key: WrappingKey, encrypt: bool) -> Result<Option<KeySource>> {
     let key = key.source()?;
     if key.is_some() && !encrypt {
         refuse!(Code::Invalid, "a key is for an encrypted volume; add --encrypt, or leave the key out");
@@ -695,7 +709,8 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
         row("is", "the store of a sharing domain".to_string());
     }
     if let Some(store) = &volume.sharing {
-        row("shares content by", store.clone());
+        let leaving = if volume.leaves_domain { ", until what it has there is copied back" } else { "" };
+        row("shares content by", format!("{store}{leaving}"));
     }
     row("state", volume.state.to_string());
     if let Some(why) = &volume.waits {

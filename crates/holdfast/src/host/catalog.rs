@@ -96,6 +96,8 @@ pub struct Settings {
     /// Guests' reads are not checked against checksums.
     pub unchecked_reads: bool,
     pub compression: Compression,
+    /// It is to be in its sharing domain no more; in none this says nothing.
+    pub leaves_domain: bool,
 }
 
 impl Settings {
@@ -105,7 +107,12 @@ impl Settings {
             .map(|reservation| Reservation { base_bytes: reservation.base_bytes, left_bytes: reservation.left_bytes });
         // Words of a later release say that something is packed.
         let compression = record.compression.as_ref().map(|words| words.parse().unwrap_or(Compression::Auto));
-        Settings { reservation, unchecked_reads: record.unchecked_reads, compression: compression.unwrap_or_default() }
+        Settings {
+            reservation,
+            unchecked_reads: record.unchecked_reads,
+            compression: compression.unwrap_or_default(),
+            leaves_domain: record.leaves_domain,
+        }
     }
 
     /// In the place of what was there before, of which stays what this release does not know.
@@ -122,7 +129,8 @@ impl Settings {
             left_bytes,
             other: known,
         });
-        SettingsRecord { reservation, unchecked_reads: self.unchecked_reads, compression, other: before.other }
+        let Settings { unchecked_reads, leaves_domain, .. } = self;
+        SettingsRecord { reservation, unchecked_reads, compression, leaves_domain, other: before.other }
     }
 }
 
@@ -247,8 +255,13 @@ impl Entry {
     /// one (see `Keys::spec_of`).
     pub fn spec(&self, key: Option<VolumeKey>) -> OpenSpec {
         let guard = Some(self.export_version);
-        let Settings { unchecked_reads, compression, .. } = self.settings;
-        OpenSpec { guard, ..OpenSpec::of(&self.root, !unchecked_reads, compression, key) }
+        let Settings { unchecked_reads, compression, leaves_domain, .. } = self.settings;
+        OpenSpec { guard, leaves_domain, ..OpenSpec::of(&self.root, !unchecked_reads, compression, key) }
+    }
+
+    /// Whether it is about to leave its sharing domain.
+    pub fn is_leaving(&self) -> bool {
+        self.settings.leaves_domain && !self.root.stores.is_empty()
     }
 }
 

@@ -22,7 +22,7 @@ use super::reactors::{Busy, Reactors};
 use super::record_watch;
 use super::records::Records;
 use super::revocation::Revocations;
-use super::sharing::check_stays;
+use super::sharing::{NO_DOMAIN, check_stays};
 use super::slow;
 use super::steward::{self, Stewardship};
 use super::upkeep;
@@ -358,8 +358,8 @@ impl ControlPlane {
                 let change = ToSet { layout, fixed, checked_reads, compression, tiers, limit, sharing };
                 self.set(&name, change).map(Response::from)
             }
-            Request::SharingCreate { name, layout, compression } => {
-                self.create_store(&name, &layout, compression).map(Response::from)
+            Request::SharingCreate { name, layout, compression, key } => {
+                self.create_store(&name, &layout, compression, key.as_ref()).map(Response::from)
             }
             Request::VolumeSchedule { name, schedule } => {
                 self.set_schedule(&name, schedule.as_ref()).map(|()| Response::Done)
@@ -655,6 +655,7 @@ impl ControlPlane {
         if entry.clone.is_none() {
             (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
             info.sharing = self.catalog.store_known(&entry.root)?;
+            info.leaves_domain = entry.is_leaving();
         }
         info.warning = self
             .store_trouble()
@@ -678,7 +679,7 @@ impl ControlPlane {
         self.drop_orphan(name)?;
         let reservation = is_fixed.then_some(Reservation { base_bytes: 0, left_bytes });
         self.check_compression(compression)?;
-        let settings = Settings { reservation, unchecked_reads: !checked_reads, compression };
+        let settings = Settings { reservation, unchecked_reads: !checked_reads, compression, ..Settings::default() };
         let settings = (settings, limit.as_ref());
         let key = key.map(NewKey::make).transpose()?;
         let what = What::guests(size_bytes, layout, tiers);
@@ -768,8 +769,10 @@ impl ControlPlane {
         if let Some(limit) = limit {
             self.set_limit(&entry, limit.as_ref())?;
         }
-        if let Some(store) = sharing {
-            self.share_by(&self.catalog.find(name)?, store)?;
+        match sharing {
+            Some(NO_DOMAIN) => self.end_sharing(&self.catalog.find(name)?)?,
+            Some(store) => self.share_by(&self.catalog.find(name)?, store)?,
+            None => {}
         }
         self.show(name)
     }
@@ -1166,6 +1169,7 @@ impl ControlPlane {
             shares_with: None,
             is_store: entry.root.is_store(),
             sharing: None,
+            leaves_domain: false,
             needed_by: Vec::new(),
             host: entry.served_by.clone(),
             orphaned: elsewhere && self.is_orphaned(entry),

@@ -129,10 +129,10 @@ impl Keys {
     /// What is needed to open the volume, its key included.
     pub fn spec_of(&self, entry: &Entry) -> Result<OpenSpec> {
         let volume = entry.root.volume;
-        match self.secret_of(entry, None) {
-            Ok(secret) => {
+        match self.keys_of(entry) {
+            Ok((key, store_key)) => {
                 self.troubles().remove(&volume);
-                Ok(entry.spec(secret.map(|(secret, _)| VolumeKey::new(&secret))))
+                Ok(OpenSpec { store_key, ..entry.spec(key) })
             }
             Err(error) => {
                 let why = format!("{error:#}");
@@ -150,6 +150,24 @@ impl Keys {
     pub fn spec_now_and_then(&self, entry: &Entry) -> Option<OpenSpec> {
         let is_early = self.troubles().get(&entry.root.volume).is_some_and(|t| Instant::now() < t.retry_at);
         if is_early { None } else { self.spec_of(entry).ok() }
+    }
+
+    /// The volume's key, and that of the store of its sharing domain.
+    fn keys_of(&self, entry: &Entry) -> Result<(Option<VolumeKey>, Option<(VolumeId, VolumeKey)>)> {
+        let key = self.secret_of(entry, None)?.map(|(secret, _)| VolumeKey::new(&secret));
+        let store = entry.root.stores.first().filter(|_| key.is_some()).map(|of| of.volume);
+        Ok((key, store.map(|store| Ok::<_, anyhow::Error>((store, self.of_store(entry, store)?))).transpose()?))
+    }
+
+    /// The key of the store by which an encrypted volume shares its content.
+    pub fn of_store(&self, entry: &Entry, store: VolumeId) -> Result<VolumeKey> {
+        let name = &entry.root.name;
+        let why = || format!("volume {name} shares its content in an encrypted domain, and stays closed");
+        let found = self.catalog.entry(store)?.with_context(|| format!("volume {store} is gone")).with_context(why)?;
+        let secret = self.secret_of(&found, None).with_context(why)?;
+        let (secret, _) =
+            secret.with_context(|| format!("volume {} is not encrypted", found.root.name)).with_context(why)?;
+        Ok(VolumeKey::new(&secret))
     }
 
     /// The key of an encrypted volume, and what wraps it.

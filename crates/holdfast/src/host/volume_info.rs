@@ -122,6 +122,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         shares_with: None,
         is_store: volume.is_store(),
         sharing: None,
+        leaves_domain: false,
         needed_by: Vec::new(),
         host: None,
         orphaned: false,

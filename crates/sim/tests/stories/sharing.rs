@@ -208,3 +208,84 @@ fn a_node_that_is_lost_takes_nothing_that_is_shared() {
     (0..2).for_each(|node| cluster.start_node(node));
     cluster.finish();
 }
+
+/// Nothing that the store had is the member's any more, and all of it is there.
+fn is_on_its_own(cluster: &mut Cluster, member: usize) {
+    let own = cluster.member_status(member).space;
+    assert!(own.data_bytes >= 1600 << 10, "{own:?} is its own");
+    cluster.read_member(member);
+}
+
+/// Two members that share all they have; a run of this seed.
+fn shared(setup: Setup) -> (Cluster, usize, [usize; 2]) {
+    let mut cluster = setup.start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members, 77);
+    cluster.until_within(LONG, "content is shared", |s| is_shared(s, &members));
+    (cluster, store, members)
+}
+
+#[test]
+fn who_leaves_takes_along_what_it_has_and_holds_nothing() {
+    let (mut cluster, store, members) = shared(setup(2840));
+    cluster.take_out(members[0]);
+    cluster.until_within(LONG, "the first has left", |s| s.is_out(members[0]));
+    is_on_its_own(&mut cluster, members[0]);
+    cluster.read_member(members[1]);
+    cluster.take_out(members[1]);
+    cluster.until_within(LONG, "both have left", |s| s.is_out(members[1]) && !s.has_members(store));
+    cluster.until_within(LONG, "the store is empty", |s| is_empty(s, store));
+    is_on_its_own(&mut cluster, members[1]);
+    cluster.finish();
+}
+
+#[test]
+fn who_leaves_may_come_back_and_owners_come_and_go() {
+    for seed in 2841..2847 {
+        let (mut cluster, store, members) = shared(setup(seed));
+        cluster.delay_talk(Duration::from_millis(300));
+        for round in 0..4_u64 {
+            cluster.take_out(members[0]);
+            cluster.pass(Duration::from_millis(200 * (seed - 2840) * (round + 1)));
+            if round % 2 == 0 {
+                cluster.open_member_on(members[0], (seed % 2) as usize);
+            } else {
+                cluster.open_member_on(store, (round % 2) as usize);
+            }
+            cluster.until_within(LONG, "it has left", |s| s.is_out(members[0]));
+            cluster.pass(Duration::from_millis(150 * round));
+            cluster.wish_for(members[0], store);
+            install(&mut cluster, &members[..1], 77);
+            cluster.pass(Duration::from_secs(4));
+        }
+        cluster.until_within(LONG, "it shares again", |s| !s.is_out(members[0]) && s.shared_blocks(members[0]) > 0);
+        cluster.pass(LONG);
+        members.iter().for_each(|member| cluster.read_member(*member));
+        cluster.finish();
+    }
+}
+
+#[test]
+fn a_domain_is_encrypted_with_a_key_of_its_own() {
+    let setup = setup(2852).nodes(4).with(|plan| {
+        plan.encrypted = true;
+        plan.rebuild_after = Duration::from_secs(1);
+    });
+    let (mut cluster, store, members) = shared(setup);
+    cluster.pass(Duration::from_secs(5));
+    let stored = cluster.member_status(store).space;
+    assert!(stored.data_bytes >= 1600 << 10 && stored.data_bytes <= 2 << 20, "{stored:?} is in the store");
+    for (round, member) in members.into_iter().enumerate() {
+        cluster.open_member_on(member, round);
+        cluster.read_member(member);
+    }
+    cluster.crash_node(1);
+    cluster.pass(Duration::from_secs(12));
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.start_node(1);
+    cluster.take_out(members[0]);
+    cluster.until_within(LONG, "the first has left", |s| s.is_out(members[0]));
+    is_on_its_own(&mut cluster, members[0]);
+    cluster.finish();
+}

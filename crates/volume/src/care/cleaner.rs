@@ -13,7 +13,7 @@ use super::Around;
 use super::moves::is_drained_by_cleaning;
 use super::repair::Repairer;
 use crate::api::Out;
-use crate::map::{Crcs, Leaf, LeafNo, Map, Pins, Place, Stored};
+use crate::map::{Crcs, LEAF_BLOCKS, Leaf, LeafNo, Map, Pins, Place, Stored};
 use crate::peers::Purpose;
 use crate::segment::fetch::FetchError;
 use crate::segment::named::{bytes_of, granules_of};
@@ -26,6 +26,7 @@ use holdfast_format::ledger::Leg;
 use holdfast_format::packing::{Codec, StoredLength, StoredLengths, Unit};
 use holdfast_format::record::{CommitExtent, SegmentNo, Source};
 use holdfast_format::segment::{SegmentIndex, ShardHeader};
+use holdfast_format::sharing::STORE_EPOCHS;
 use holdfast_format::tier::Tiers;
 use holdfast_format::wire::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -125,6 +126,12 @@ impl LiveRun {
             Stored::Plain { block } => (*block..).take(self.blocks() as usize).collect(),
             Stored::Packed { granule, lengths } => lengths.units_after(*granule).map(|unit| unit.start).collect(),
         }
+    }
+
+    /// So many of its blocks, from the first on.
+    fn first(&self, blocks: u64) -> LiveRun {
+        let crcs = Crcs::new(&self.crcs.as_slice()[..blocks as usize]);
+        LiveRun { stored: self.stored.slice(0, blocks), crcs, ..*self }
     }
 
     /// Nothing of it is compressed.
@@ -256,6 +263,10 @@ struct Pass {
     failed: bool,
     unreadable: BTreeSet<SegmentNo>,
     aim: Aim,
+    /// Of a return, which has no victims before it has looked there.
+    leaves: VecDeque<LeafNo>,
+    /// Blocks that fit a segment, whatever they take.
+    blocks_left: u64,
 }
 
 /// A piece that is moved.
@@ -285,6 +296,36 @@ impl Pass {
             });
         }
         may_shrink * WORTH_PART >= all
+    }
+
+    /// Looks what the next leaf names of a store, as far as that fits a segment. False where that is not known yet.
+    fn look_for_foreign(&mut self, map: &mut Map, runs: &mut usize) -> bool {
+        let Some(leaf) = self.leaves.front() else { return true };
+        let pieces = match map.resolve_written(leaf.first_key(), LEAF_BLOCKS, &self.pins) {
+            Ok(pieces) => pieces,
+            Err(leaves) => {
+                self.leaves_pending.extend(leaves);
+                return false;
+            }
+        };
+        *runs += pieces.len();
+        for run in pieces.into_iter().filter_map(|piece| LiveRun::of(piece.start, piece.value?)) {
+            if run.segment.epoch < STORE_EPOCHS {
+                continue;
+            }
+            let fits = run.blocks().min(self.blocks_left);
+            self.blocks_left -= fits;
+            if fits > 0 && !self.victims.iter().any(|victim| victim.no == run.segment) {
+                self.victims.push(Victim { no: run.segment, tried: 0, asked_at: None, index: None });
+            }
+            if fits < run.blocks() {
+                self.moves.extend((fits > 0).then(|| run.first(fits)));
+                return true;
+            }
+            self.moves.push(run);
+        }
+        self.leaves.pop_front();
+        true
     }
 
     /// Looks up the next extent, and tells how many runs the map has for it.
@@ -338,6 +379,9 @@ struct Search {
 pub(crate) struct Cleaner {
     pass: Option<Pass>,
     next_id: u64,
+    /// Where the walk for what is to be copied back from a store goes on, and when at the earliest.
+    next_to_return: LeafNo,
+    returns_at: Instant,
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
     /// The search took more than one step, and when it ended.
@@ -386,7 +430,8 @@ impl Cleaner {
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self) {
         let Some(pass) = &self.pass else { return assert!(self.slice_at.is_none(), "a slice is of a pass") };
-        assert!(pass.id < self.next_id && !pass.victims.is_empty(), "a pass has a number of its own, and victims");
+        let has_what_for = !pass.victims.is_empty() || pass.aim == Aim::Return;
+        assert!(pass.id < self.next_id && has_what_for, "a pass has a number of its own, and victims");
         assert!(pass.pending <= READS_AHEAD.max(pass.victims.len()), "{} are asked for at a time", pass.pending);
     }
 
@@ -611,6 +656,35 @@ impl Cleaner {
     /// Begins to clean these.
     pub(crate) fn begin_pass(&mut self, around: &mut Around<'_>, victims: Vec<SegmentNo>, aim: Aim, out: Out) {
         self.rotated = aim == Aim::Rotation;
+        let (id, count) = (self.next_id, victims.len());
+        self.make_pass(victims, aim);
+        for at in 0..count {
+            self.ask_header(around, id, at, out);
+        }
+    }
+
+    /// Begins to copy back what the next leaves name of a store. False where the walk over all of them is done, and rests.
+    pub(crate) fn begin_return(&mut self, around: &mut Around<'_>) -> bool {
+        let (now, config) = (around.basis.now, &around.basis.config);
+        if now < self.returns_at {
+            return false;
+        }
+        let ahead = around.map.directory().iter_from(self.next_to_return).take(LEAVES_AHEAD);
+        let leaves: VecDeque<LeafNo> = ahead.map(|(no, _)| no).collect();
+        if leaves.is_empty() {
+            (self.next_to_return, self.returns_at) = (LeafNo::default(), now + config.repack_every);
+            // What no leaf says yet the next round finds.
+            around.wants.fold = true;
+            return false;
+        }
+        let blocks_left = u64::from(config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        self.make_pass(Vec::new(), Aim::Return);
+        let pass = self.pass.as_mut().expect("just made");
+        (pass.leaves, pass.blocks_left) = (leaves, blocks_left);
+        true
+    }
+
+    fn make_pass(&mut self, victims: Vec<SegmentNo>, aim: Aim) {
         self.has_passed_since_fold |= aim.writes();
         let id = self.next_id;
         self.next_id += 1;
@@ -630,10 +704,9 @@ impl Cleaner {
             failed: false,
             unreadable: BTreeSet::new(),
             aim,
+            leaves: VecDeque::new(),
+            blocks_left: 0,
         });
-        for at in 0..count {
-            self.ask_header(around, id, at, out);
-        }
     }
 
     /// Asks for a victim's index, of the next shard that has it.
@@ -693,6 +766,9 @@ impl Cleaner {
     /// `runs_max`.
     pub(crate) fn find_live(&mut self, map: &mut Map, runs_max: usize, runs: &mut usize) -> Looked {
         let pass = self.pass.as_mut().expect("a pass under way");
+        if pass.aim == Aim::Return {
+            return self.find_foreign(map, runs_max, runs);
+        }
         while pass.at.victim < pass.victims.len() && pass.missing.len() < LEAVES_AHEAD {
             if *runs >= runs_max {
                 return Looked::On;
@@ -704,6 +780,24 @@ impl Cleaner {
             pass.moves.truncate(at.moves);
             pass.leaves_pending = std::mem::take(&mut pass.missing);
             return Looked::Needs(pass.leaves_pending.iter().copied().collect());
+        }
+        Looked::All
+    }
+
+    fn find_foreign(&mut self, map: &mut Map, runs_max: usize, runs: &mut usize) -> Looked {
+        let pass = self.pass.as_mut().expect("a pass under way");
+        while let Some(leaf) = pass.leaves.front().copied().filter(|_| pass.blocks_left > 0) {
+            // Where not all fitted, the next pass goes on.
+            self.next_to_return = leaf;
+            if *runs >= runs_max {
+                return Looked::On;
+            }
+            if !pass.look_for_foreign(map, runs) {
+                return Looked::Needs(pass.leaves_pending.iter().copied().collect());
+            }
+            if pass.leaves.front() != Some(&leaf) {
+                self.next_to_return = LeafNo(leaf.0 + 1);
+            }
         }
         Looked::All
     }
@@ -744,9 +838,9 @@ impl Cleaner {
     pub(crate) fn begin_reading(&mut self, around: &mut Around<'_>, repairer: &Repairer) {
         let pass = self.pass.as_mut().expect("a pass under way");
         if pass.moves.is_empty() {
-            // Dead already, only not folded yet: the next checkpoints find that out.
-            around.wants.fold = true;
             let pass = self.pass.take().expect("just seen");
+            // Dead already, only not folded yet: the next checkpoints find that out.
+            around.wants.fold |= pass.aim != Aim::Return;
             self.emptied.extend(pass.victims.iter().map(|v| v.no));
             return;
         }
@@ -872,7 +966,9 @@ impl Cleaner {
     /// the first tier.
     pub(crate) fn on_cleaned(&mut self, around: &mut Around<'_>, blocks: u64, bytes: u64) -> Cleaned {
         let pass = self.pass.take().expect("a pass was written");
-        self.emptied.extend(pass.victims.iter().map(|v| v.no));
+        if pass.aim != Aim::Return {
+            self.emptied.extend(pass.victims.iter().map(|v| v.no));
+        }
         around.counters.segments_cleaned += pass.victims.len() as u64;
         let cleaned_bytes = blocks * BLOCK_BYTES as u64;
         around.counters.cleaned_bytes += cleaned_bytes;

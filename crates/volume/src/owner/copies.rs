@@ -75,6 +75,7 @@ fn is_copied(change: Change, old: Option<&Root>, new: &Root) -> bool {
         | Change::Dependent
         | Change::Unname
         | Change::Members
+        | Change::Dismiss { .. }
         | Change::Store => true,
     }
 }

@@ -13,7 +13,7 @@ use crate::controller::{Controller, Out};
 use crate::log::window::Done;
 use crate::sharing::META;
 use holdfast_base::{
-    BLOCK_BYTES, BlockError, Buf, HeadId, Instant, Lsn, MetaGuard, MetaReply, MetaRequest, MetaVersion,
+    BLOCK_BYTES, BlockError, Buf, HeadId, Instant, Lsn, MetaGuard, MetaReply, MetaRequest, MetaVersion, VolumeId,
 };
 use holdfast_cipher::VolumeKey;
 use holdfast_format::FormatError;
@@ -23,6 +23,7 @@ use holdfast_format::meta::export_key;
 use holdfast_format::packing::Compression;
 use holdfast_format::record::Record;
 use holdfast_format::root::{Root, root_key};
+use holdfast_format::sharing::dependent_key;
 use holdfast_format::tier::Tiers;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +76,12 @@ pub(crate) enum Change {
     Unname,
     /// Name members of a store.
     Members,
-    /// Name the store of the domain that the volume is in.
+    /// Name one of them no more, as long as this version of its record is there, by which it has left.
+    Dismiss {
+        member: VolumeId,
+        version: MetaVersion,
+    },
+    /// Name the store of the domain that the volume is in, or name it no more.
     Store,
 }
 
@@ -83,8 +89,18 @@ pub(crate) enum Change {
 struct Proposal {
     root: Root,
     change: Change,
-    /// What its last request was guarded by.
+    /// What the last request of a claim was guarded by.
     guard: Option<MetaVersion>,
+}
+
+impl Proposal {
+    /// The record that decides on it, besides the root.
+    fn guarded_by(&self, volume: VolumeId) -> Option<MetaGuard> {
+        match self.change {
+            Change::Dismiss { member, version } => Some(MetaGuard { key: dependent_key(volume, member), version }),
+            _ => self.guard.map(|version| MetaGuard { key: export_key(volume), version }),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -216,6 +232,11 @@ impl Controller {
         self.send_swap(out);
     }
 
+    /// For swaps of other records that rest on this owner's root.
+    pub(crate) fn root_guard(&self) -> MetaGuard {
+        MetaGuard { key: root_key(self.basis.config.volume), version: self.root.version }
+    }
+
     fn send_swap(&mut self, out: Out) {
         let volume = self.basis.config.volume;
         let proposal = self.root.proposal.as_mut().expect("a swap is wanted");
@@ -224,7 +245,7 @@ impl Controller {
             key: root_key(volume),
             expect: self.root.version,
             value: Some(proposal.root.encode()),
-            guard: proposal.guard.map(|version| MetaGuard { key: export_key(volume), version }),
+            guard: proposal.guarded_by(volume),
         };
         self.root.token += 1;
         self.root.sent_at = self.basis.now;
@@ -301,7 +322,7 @@ impl Controller {
             Change::Tidy | Change::Unclaim => {}
             Change::Unname => self.on_dependents_changed(),
             Change::Dependent => self.on_dependent_named(out),
-            Change::Members => self.on_members_changed(out),
+            Change::Members | Change::Dismiss { .. } => self.on_members_changed(out),
             Change::Store => self.drive_domain(out),
             Change::Layout => {
                 self.care.repairer.note_degraded();
@@ -341,6 +362,11 @@ impl Controller {
             Some(Ok(root)) if root == proposal.root => self.on_won(version, proposal, out),
             Some(Ok(root)) if root.epoch < self.root().epoch => self.doubt_store(proposal, out),
             None => self.doubt_store(proposal, out),
+            // Its record is another one: it is looked at anew. Who has deposed this owner shows with the next swap.
+            Some(_) if let Change::Dismiss { member, .. } = proposal.change => {
+                self.on_not_dismissed(member);
+                self.copy_root(&self.root().clone(), Change::Members, out);
+            }
             // It was decided anew for this host.
             Some(_) if proposal.guard != self.root.guard => self.load_root(out),
             // Or for another one, perhaps of a later release.
@@ -379,6 +405,9 @@ impl Controller {
             Ok(root) if root.key_id != self.basis.config.key.as_ref().map(VolumeKey::id) => {
                 // Nothing is read without it, and nothing may be written with another, or in plain.
                 self.opening_waits("the volume's key is not the one that it is encrypted with", out);
+            }
+            Ok(root) if root.stores.first().is_some_and(|of| !self.opens_store(of.volume)) => {
+                self.opening_waits("the key of its sharing domain's store is not there, and it is encrypted", out);
             }
             Ok(root) if self.is_outbid() => self.on_outbid(&root, out),
             Ok(root) if self.basis.config.only_from.is_some_and(|epoch| epoch != root.epoch) => self.depose(out),

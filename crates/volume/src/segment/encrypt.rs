@@ -10,6 +10,8 @@
 //!    encrypted anew, and an opening that was undone shares no key with the next one of the same epoch. A segment's key
 //!    is that of its id, which each attempt at writing it takes anew.
 //! 2. Where the volume has a key, data without a seal is not accepted, neither from a leg nor from a shard.
+//! 3. What others have written is opened with their key: an origin's is the volume's own, the store's of a sharing
+//!    domain another.
 //!
 //! Not encrypted: records without payload (what was written where, discards, commits), leaves of the map, checkpoints.
 //!
@@ -60,11 +62,13 @@ fn ledger_cipher(config: &Config, key: &VolumeKey, ledger: LedgerId, instance: I
     key.of_ledger(config.volume, ledger, instance)
 }
 
-fn segment_cipher(config: &Config, key: &VolumeKey, id: SegmentId) -> Cipher {
-    if config.mutations.one_key_for_all_segments() {
-        return key.of_segment(SegmentId::default());
-    }
-    key.of_segment(id)
+/// What a segment is encrypted with: one of the store of the sharing domain is with that one's key.
+/// `None` where nothing is encrypted.
+fn segment_cipher(config: &Config, id: SegmentId) -> Option<Cipher> {
+    let of_store = config.store_key.as_ref().filter(|(store, _)| *store == id.volume);
+    let key = of_store.map(|(_, key)| key).or(config.key.as_ref())?;
+    let one_for_all = config.mutations.one_key_for_all_segments();
+    Some(key.of_segment(if one_for_all { SegmentId::default() } else { id }))
 }
 
 fn writable(bytes: &[u8]) -> BufMut {
@@ -126,7 +130,7 @@ pub(crate) fn encrypt_payload(
     payload: &[Buf],
     encryptions: &mut Vec<Encryption>,
 ) -> Option<EncryptedPayload> {
-    let cipher = segment_cipher(config, config.key.as_ref()?, id);
+    let cipher = segment_cipher(config, id)?;
     let blocks = payload.iter().map(|bytes| bytes.len() / holdfast_base::BLOCK_BYTES).sum();
     let mut encrypted = EncryptedPayload {
         payload: Vec::with_capacity(payload.len()),
@@ -155,7 +159,7 @@ pub(crate) fn encrypt_units(
     packed: &PackedPayload,
     encryptions: &mut Vec<Encryption>,
 ) -> Option<(Buf, Vec<BlockCrc>)> {
-    let cipher = segment_cipher(config, config.key.as_ref()?, id);
+    let cipher = segment_cipher(config, id)?;
     let mut bytes = writable(&packed.bytes);
     let mut checks = Vec::with_capacity(packed.lengths.len() as usize);
     for unit in packed.lengths.units_after(0) {
@@ -186,12 +190,11 @@ pub(crate) fn open_units(
     checks: Option<&Crcs>,
     as_they_lie: bool,
 ) -> Option<Buf> {
-    let Some(key) = &config.key else {
+    let Some(cipher) = segment_cipher(config, id) else {
         let bytes = units.taken_from(stored)?;
         let blocks = units.opened(&bytes, false).filter(|blocks| verifies(blocks, checks))?;
         return Some(if as_they_lie { bytes } else { blocks });
     };
-    let cipher = segment_cipher(config, key, id);
     let position = |unit: Unit| position_of(config, block * BLOCK_GRANULES + unit.start, unit.length);
     let bytes = units.decrypted(&cipher, position, stored, checks.map(Crcs::as_slice))?;
     let blocks = units.opened(&bytes, true)?;
@@ -206,10 +209,9 @@ pub(crate) fn decrypt_blocks(
     bytes: Buf,
     checks: Option<&Crcs>,
 ) -> Option<Buf> {
-    let Some(key) = &config.key else { return verifies(&bytes, checks).then_some(bytes) };
+    let Some(cipher) = segment_cipher(config, id) else { return verifies(&bytes, checks).then_some(bytes) };
     let mut plain = writable(&bytes);
     let checks = checks.map(Crcs::as_slice);
-    let cipher = segment_cipher(config, key, id);
     cipher.decrypt_blocks(block, &mut plain, checks).then(|| plain.freeze())
 }
 

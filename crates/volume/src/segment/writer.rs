@@ -81,6 +81,8 @@ pub(crate) enum Aim {
     Share,
     /// A store's, which no member names: its map forgets them.
     Forget,
+    /// The volume leaves its sharing domain: what it names of the store becomes its own again.
+    Return,
 }
 
 impl Aim {

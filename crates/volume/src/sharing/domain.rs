@@ -17,7 +17,7 @@ use crate::segment::task::Task;
 use crate::segment::writer::Aim;
 use crate::space::Need;
 use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaRequest, MetaVersion, VolumeId};
-use holdfast_cipher::PrintKey;
+use holdfast_cipher::{PrintKey, VolumeKey};
 use holdfast_format::features::Feature;
 use holdfast_format::record::{Record, SegmentNo, SharedSegment};
 use holdfast_format::root::Root;
@@ -45,12 +45,21 @@ pub(crate) struct Domain {
     pub(crate) store: super::Store,
     /// What members have published is looked at one by one.
     asks: VecDeque<VolumeId>,
-    asked: Option<(u64, VolumeId)>,
+    asked: Option<Asked>,
     asked_at: Instant,
     looked_at: Instant,
     hurried_at: Instant,
     looks_for_unnamed_at: Instant,
     token: u64,
+}
+
+/// A request of the store about one member, whose answer is awaited.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    token: u64,
+    member: VolumeId,
+    /// The volume wants to be one, and has perhaps left before.
+    wants_to_join: bool,
 }
 
 impl Domain {
@@ -72,22 +81,43 @@ impl Domain {
 impl Controller {
     /// The volume is to be in the domain of that store.
     /// One that is in another domain already stays there.
-    pub(crate) fn on_set_sharing(&mut self, store: VolumeId) {
-        self.shared.domain.member.wanted = Some(store);
+    pub(crate) fn on_set_sharing(&mut self, store: VolumeId, key: Option<VolumeKey>) {
+        self.basis.config.leaves_domain = false;
+        self.shared.domain.member.join(store);
+        // Perhaps before the root is read.
+        let named = self.basis.known().and_then(|root| root.stores.first());
+        if named.is_none_or(|of| of.volume == store) {
+            self.basis.config.store_key = key.map(|key| (store, key));
+        }
+    }
+
+    pub(crate) fn on_end_sharing(&mut self) {
+        self.basis.config.leaves_domain = true;
+        self.shared.domain.member.leave();
+    }
+
+    /// The store of its domain, as its root says.
+    pub fn store_named(&self) -> Option<VolumeId> {
+        self.root().stores.first().map(|store| store.volume)
+    }
+
+    /// Whether what that store has can be read here: a domain is encrypted as a whole, or not.
+    pub(crate) fn opens_store(&self, store: VolumeId) -> bool {
+        let config = &self.basis.config;
+        config.key.is_some() == config.store_key.as_ref().is_some_and(|(of, _)| *of == store)
     }
 
     /// The store of the domain that the volume is in, or else is to be in. A volume has one: its record in the metadata store,
     /// and what it says, are of that.
     fn store(&self) -> Option<VolumeId> {
-        let named = self.root().stores.first().map(|store| store.volume);
-        named.or_else(|| self.shared.domain.member.wanted.filter(|_| self.may_join()))
+        self.store_named().or_else(|| self.shared.domain.member.wanted.filter(|store| self.may_join(*store)))
     }
 
-    /// A store would have to open what is encrypted with another key; and separate clones know of no stores.
-    fn may_join(&self) -> bool {
+    /// Separate clones know of no stores.
+    fn may_join(&self, store: VolumeId) -> bool {
         let root = self.root();
         let is_alone = root.dependents.is_empty() && root.origins.is_empty() && !self.shared.is_creating_any();
-        is_alone && self.basis.config.key.is_none()
+        is_alone && self.opens_store(store)
     }
 
     /// A store, or a member of one.
@@ -117,9 +147,19 @@ impl Controller {
 
     // ---- passes ----
 
+    /// Whether a pass has begun that copies back what a volume names that leaves its domain.
+    pub(crate) fn returns_from_store(&mut self) -> bool {
+        let leaves = self.basis.config.leaves_domain && self.segments.foreign().next().is_some();
+        if !leaves || !self.may_move_data(Need::Choice) {
+            return false;
+        }
+        let (care, mut around) = self.care();
+        care.cleaner.begin_return(&mut around)
+    }
+
     /// The next pass that is about sharing, if one is due.
     pub(crate) fn next_sharing_pass(&mut self) -> Option<(SegmentNo, Aim)> {
-        if !self.is_in_domain() || self.print_key().is_none() {
+        if !self.is_in_domain() || self.basis.config.leaves_domain || self.print_key().is_none() {
             return None;
         }
         if !self.root().is_store()
@@ -172,11 +212,15 @@ impl Controller {
         }
     }
 
+    /// What equal content is found by. The key of an encrypted store tells it, and no message does.
     fn print_key(&self) -> Option<PrintKey> {
-        if self.root().is_store() {
-            return Some(PrintKey::new(self.shared.domain.store.membership(&self.basis).print_key));
-        }
-        self.shared.domain.member.membership().map(|of| PrintKey::new(of.print_key))
+        let config = &self.basis.config;
+        let (membership, key) = if self.root().is_store() {
+            (self.shared.domain.store.membership(&self.basis), config.key.as_ref())
+        } else {
+            (*self.shared.domain.member.membership()?, config.store_key.as_ref().map(|(_, key)| key))
+        };
+        Some(key.map_or_else(|| PrintKey::new(membership.print_key), VolumeKey::print_key))
     }
 
     /// All that lives in a segment was read.
@@ -250,6 +294,9 @@ impl Controller {
         let Some(store) = self.store() else { return };
         self.shared.domain.member.pace = self.basis.config.repack_every;
         self.shared.domain.member.takes_old_offers = self.basis.config.mutations.takes_old_offers();
+        if self.basis.config.leaves_domain && self.says_that_it_left(store, out) {
+            return;
+        }
         if self.shared.domain.member.asks_to_join(self.basis.now) {
             self.talk(store, Talk::Join { member: self.basis.volume() }, out);
         }
@@ -260,18 +307,53 @@ impl Controller {
             self.talk(store, Talk::Report { segment, prints }, out);
         }
         let mut member = std::mem::take(&mut self.shared.domain.member);
-        let opening = Opening {
+        let request = member.publish(self.basis.now, self.opening_of(&member), || self.named_of_store(store));
+        self.shared.domain.member = member;
+        self.ask_meta(request, out);
+    }
+
+    fn opening_of(&self, member: &super::Member) -> Opening {
+        Opening {
             member: self.basis.volume(),
             epoch: self.epoch(),
             durable: self.checkpointer.durable().lsn,
             changes: self.named_generation().1 + member.shares,
-        };
-        let request = member.publish(self.basis.now, opening, || self.named_of_store(store));
-        self.shared.domain.member = member;
+        }
+    }
+
+    fn ask_meta(&mut self, request: Option<MetaRequest>, out: Out) {
         if let Some(request) = request {
             self.shared.domain.token += 1;
             out.push(Effect::Meta { token: META | self.shared.domain.token, request });
         }
+    }
+
+    /// A member that is to leave, and names nothing of the store any more, says so; true where there is nothing else to do.
+    /// Until then it publishes what it still names, if the store's word came before.
+    fn says_that_it_left(&mut self, store: VolumeId, out: Out) -> bool {
+        // Of a new opening this is the first word of it.
+        self.shared.domain.member.leave();
+        if !self.named_of_store(store).is_empty() {
+            return self.shared.domain.member.membership().is_none();
+        }
+        let mut member = std::mem::take(&mut self.shared.domain.member);
+        let request = member.say_that_it_left(self.basis.now, self.opening_of(&member), store);
+        self.shared.domain.member = member;
+        self.ask_meta(request, out);
+        if self.shared.domain.member.has_left() {
+            self.drive_root(out);
+        } else {
+            // What it has shared last is to be in one.
+            self.wants.checkpoint |= self.checkpointer.durable().lsn < self.shared.domain.member.shared_at();
+        }
+        true
+    }
+
+    /// Whether the volume's root is to forget the store: its record says that it has left.
+    fn wants_store_forgotten(&self) -> Option<Root> {
+        let root = self.root();
+        let has_left = self.basis.config.leaves_domain && self.shared.domain.member.has_left();
+        (has_left && !root.stores.is_empty()).then(|| Root { stores: Vec::new(), ..root.clone() })
     }
 
     /// Which of the store's segments this volume may name, whatever becomes of it.
@@ -287,7 +369,7 @@ impl Controller {
     pub(crate) fn wants_store_named(&self) -> Option<Root> {
         let of = self.shared.domain.member.membership()?;
         let root = self.root();
-        if root.is_store() || !root.stores.is_empty() {
+        if self.basis.config.leaves_domain || root.is_store() || !root.stores.is_empty() {
             return None;
         }
         // What the store has packed may be moved as it lies.
@@ -314,11 +396,11 @@ impl Controller {
         self.shared.domain.asked = None;
         if let Some(member) = self.shared.domain.store.asking.pop_first() {
             let names = Names::of_nobody(self.shared.domain.store.catalogue(&self.basis));
-            return self.publish_for(member, MetaVersion::ABSENT, &names, out);
+            return self.publish_for(member, true, MetaVersion::ABSENT, &names, out);
         }
         self.look_at_members(out);
         let Some(member) = self.shared.domain.asks.pop_front() else { return };
-        self.ask_meta_of(member, MetaRequest::Get { key: dependent_key(own, member) }, out);
+        self.ask_meta_of(member, false, MetaRequest::Get { key: dependent_key(own, member) }, out);
     }
 
     /// All of them are looked at now and then; those that are behind sooner, for a while.
@@ -342,17 +424,20 @@ impl Controller {
     }
 
     /// One request at a time is under way.
-    fn ask_meta_of(&mut self, member: VolumeId, request: MetaRequest, out: Out) {
+    fn ask_meta_of(&mut self, member: VolumeId, wants_to_join: bool, request: MetaRequest, out: Out) {
         self.shared.domain.token += 1;
         let token = META | self.shared.domain.token;
-        (self.shared.domain.asked, self.shared.domain.asked_at) = (Some((token, member)), self.basis.now);
+        self.shared.domain.asked = Some(Asked { token, member, wants_to_join });
+        self.shared.domain.asked_at = self.basis.now;
         out.push(Effect::Meta { token, request });
     }
 
-    /// Writes a record for a member that has never shared.
-    fn publish_for(&mut self, member: VolumeId, expect: MetaVersion, names: &Names, out: Out) {
+    /// Writes a record for a member that has not shared since it wants to be one. One owner of the store at a time does, so
+    /// that what its root names then is what counts.
+    fn publish_for(&mut self, member: VolumeId, wants_to_join: bool, expect: MetaVersion, names: &Names, out: Out) {
         let (key, value) = (dependent_key(self.basis.volume(), member), Some(names.encode()));
-        self.ask_meta_of(member, MetaRequest::Swap { key, expect, value, guard: None }, out);
+        let guard = Some(self.root_guard());
+        self.ask_meta_of(member, wants_to_join, MetaRequest::Swap { key, expect, value, guard }, out);
     }
 
     fn send_offers(&mut self, out: Out) {
@@ -427,7 +512,8 @@ impl Controller {
         let is_member = self.root().dependents.iter().any(|of| of.volume == from);
         match talk {
             Talk::Join { member } if self.root().is_store() => {
-                if self.root().dependents.iter().any(|of| of.volume == member) {
+                let is_named = self.root().dependents.iter().any(|of| of.volume == member);
+                if is_named && !self.shared.domain.store.has_left(member) {
                     return self.welcome(member, out);
                 }
                 self.shared.domain.store.asking.insert(member);
@@ -517,26 +603,49 @@ impl Controller {
             }
             return;
         }
-        let Some((_, member)) = self.shared.domain.asked.take_if(|(asked, _)| *asked == token) else { return };
-        let is_member = self.root().dependents.iter().any(|of| of.volume == member);
+        let Some(asked) = self.shared.domain.asked.take_if(|asked| asked.token == token) else { return };
+        let Asked { member, wants_to_join, .. } = asked;
         match reply {
-            MetaReply::Swapped { .. } | MetaReply::Conflict { .. } if !is_member => {
-                self.shared.domain.store.joining.insert(member);
-                self.drive_root(out);
-            }
+            MetaReply::Swapped { .. } if wants_to_join => self.on_may_join(member, out),
             MetaReply::Record { version, value: Some(value) } | MetaReply::Conflict { version, value: Some(value) } => {
-                self.on_published(member, version, &value, out);
+                match Names::decode(&value) {
+                    Ok(names) if names.has_left() && wants_to_join => {
+                        // What was said to it before counts for nothing any more.
+                        let names = Names::of_nobody(self.shared.domain.store.next_state(&self.basis));
+                        self.publish_for(member, true, version, &names, out);
+                    }
+                    Ok(names) => {
+                        if wants_to_join {
+                            self.on_may_join(member, out);
+                        }
+                        self.on_published(member, version, names, out);
+                    }
+                    Err(_) => {}
+                }
             }
             _ => {}
         }
         self.drive_domain(out);
     }
 
+    /// A volume that wants to be a member has a record that holds nothing.
+    fn on_may_join(&mut self, member: VolumeId, out: Out) {
+        if !self.root().dependents.iter().any(|of| of.volume == member) {
+            self.shared.domain.store.joining.insert(member);
+            self.drive_root(out);
+        }
+    }
+
     /// A member's record says that, or the store's for it.
-    fn on_published(&mut self, member: VolumeId, version: MetaVersion, value: &[u8], out: Out) {
-        let Ok(names) = Names::decode(value) else { return };
+    fn on_published(&mut self, member: VolumeId, version: MetaVersion, names: Names, out: Out) {
+        if !self.root().dependents.iter().any(|of| of.volume == member) {
+            return;
+        }
+        if names.has_left() {
+            self.shared.domain.store.leaving = Some((member, version));
+        }
         if let Some(names) = self.shared.domain.store.names_for(&self.basis, &names) {
-            self.publish_for(member, version, &names, out);
+            self.publish_for(member, false, version, &names, out);
         } else if self.shared.domain.store.on_names(member, names) {
             self.mark_kept();
         }
@@ -544,6 +653,22 @@ impl Controller {
 
     pub(crate) fn change_of_members(&self) -> Option<(Root, Change)> {
         let members = self.wants_members().map(|root| (root, Change::Members));
-        members.or_else(|| Some((self.wants_store_named()?, Change::Store)))
+        let fewer = || self.wants_one_dismissed();
+        let store = || Some((self.wants_store_forgotten().or_else(|| self.wants_store_named())?, Change::Store));
+        members.or_else(fewer).or_else(store)
+    }
+
+    /// Who has left is named no more, if its record is still the one that says so.
+    fn wants_one_dismissed(&self) -> Option<(Root, Change)> {
+        let (member, version) = self.shared.domain.store.leaving?;
+        let mut root = self.root().clone();
+        root.dependents.retain(|of| of.volume != member);
+        (root.dependents.len() < self.root().dependents.len()).then_some((root, Change::Dismiss { member, version }))
+    }
+
+    /// Its record was another one by then.
+    pub(crate) fn on_not_dismissed(&mut self, member: VolumeId) {
+        self.shared.domain.store.leaving = None;
+        self.shared.domain.asks.push_back(member);
     }
 }

@@ -8,6 +8,10 @@
 //! written by compare-and-swap, and never over one of a later epoch of the volume. Nothing is shared before the first one
 //! of an opening is written: from then on no owner before it writes one.
 //!
+//! **To leave** it takes no offers, and the cleaner copies back what it names. When a checkpoint is durable in which nothing is
+//! named, its record says that it has left; then its root forgets the store. It is no member again before the store has
+//! taken that record back: what the store said earlier counts for nothing.
+//!
 //! **A state of the catalogue** is taken on when it is heard of. From then on nothing is named that was offered in an
 //! earlier one. A record tells it when a checkpoint is durable that has all that was shared before.
 //!
@@ -18,7 +22,7 @@ use super::printer::ByPosition;
 use crate::care::LiveRun;
 use holdfast_base::{BlockCrc, Epoch, Instant, Key, Lsn, MetaReply, MetaRequest, MetaVersion, VolumeId};
 use holdfast_format::record::{SegmentNo, Share, SharedExtent, SharedRun, Source};
-use holdfast_format::sharing::{CatalogueNo, Names, SegmentRanges, dependent_key};
+use holdfast_format::sharing::{CatalogueNo, NOBODY, Names, SegmentRanges, dependent_key};
 use holdfast_format::talk::{Membership, Offer, Print};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -79,6 +83,9 @@ pub(crate) struct Member {
     record: Record,
     /// This opening has written it.
     has_published: bool,
+    /// It leaves its domain, or did in this opening.
+    leaves: bool,
+    has_once_left: bool,
     reported: BTreeMap<SegmentNo, Reported>,
     order: VecDeque<SegmentNo>,
     takes: VecDeque<(SegmentNo, Box<Offer>)>,
@@ -136,6 +143,22 @@ impl Member {
         is_due
     }
 
+    /// It is to leave.
+    pub(crate) fn leave(&mut self) {
+        (self.leaves, self.has_once_left, self.wanted) = (true, true, None);
+        self.takes.clear();
+        self.taking = None;
+    }
+
+    /// It is to be a member; of which one that was about to leave is sure only when it has written its record again, since a
+    /// swap that was under way may still win.
+    pub(crate) fn join(&mut self, store: VolumeId) {
+        self.wanted = Some(store);
+        if std::mem::take(&mut self.leaves) {
+            (self.membership, self.has_published, self.record) = (None, false, Record::Unknown);
+        }
+    }
+
     pub(crate) fn on_joined(&mut self, membership: Membership) {
         self.membership = Some(membership);
         self.hear(membership.catalogue);
@@ -158,18 +181,10 @@ impl Member {
         let Opening { member, epoch, durable, changes } = of;
         let membership = self.membership.as_ref()?;
         let key = dependent_key(membership.store.volume, member);
-        let (version, said) = match &self.record {
-            // Each is answered; one that takes long is not asked again at once, since then its answer would be late for ever.
-            Record::Asked { at, .. } if now.since(*at) < self.pace => return None,
-            _ if now < self.not_before => return None,
-            Record::Unknown | Record::Asked { .. } => {
-                self.record = Record::Asked { at: now, names: None, changes };
-                return Some(MetaRequest::Get { key });
-            }
-            Record::Known { version, names } => (*version, names),
-        };
-        let (catalogue, since) = self.catalogue?;
-        let is_said = said.as_ref().is_some_and(|said| said.catalogue >= catalogue);
+        let Record::Known { version, names: said } = &self.record else { return self.ask_for_record(now, key) };
+        let (catalogue, since) = self.catalogue.filter(|_| now >= self.not_before)?;
+        let (version, is_known) = (*version, self.has_published);
+        let is_said = is_known && said.as_ref().is_some_and(|said| said.catalogue >= catalogue);
         let (told_at, told) = self.told;
         let are_others = changes != told && now.since(told_at) >= self.pace * CHANGED_AFTER;
         if is_said && !are_others || durable < since {
@@ -179,6 +194,36 @@ impl Member {
         let value = Some(names.encode());
         self.record = Record::Asked { at: now, names: Some(names), changes };
         Some(MetaRequest::Swap { key, expect: version, value, guard: None })
+    }
+
+    /// Each is answered; one that takes long is not asked again at once, since then its answer would be late for ever.
+    fn ask_for_record(&mut self, now: Instant, key: String) -> MetaAsk {
+        let is_asked = matches!(self.record, Record::Asked { at, .. } if now.since(at) < self.pace);
+        if is_asked || now < self.not_before {
+            return None;
+        }
+        self.record = Record::Asked { at: now, names: None, changes: self.told.1 };
+        Some(MetaRequest::Get { key })
+    }
+
+    /// What is to be asked so that its record at that store says that it has left: it names nothing, and a checkpoint says
+    /// so.
+    pub(crate) fn say_that_it_left(&mut self, now: Instant, of: Opening, store: VolumeId) -> MetaAsk {
+        let key = dependent_key(store, of.member);
+        let Record::Known { version, names } = &self.record else { return self.ask_for_record(now, key) };
+        if of.durable < self.shared_at || now < self.not_before || names.as_ref().is_some_and(Names::has_left) {
+            return None;
+        }
+        let (expect, names) = (*version, Names::of_one_that_left(of.epoch));
+        let value = Some(names.encode());
+        self.record = Record::Asked { at: now, names: Some(names), changes: of.changes };
+        Some(MetaRequest::Swap { key, expect, value, guard: None })
+    }
+
+    /// Its record says so.
+    pub(crate) fn has_left(&self) -> bool {
+        let said = matches!(&self.record, Record::Known { names: Some(names), .. } if names.has_left());
+        self.leaves && said
     }
 
     /// An answer; `epoch` is this opening's.
@@ -197,20 +242,24 @@ impl Member {
                 let said = found.and_then(Result::ok);
                 if said.as_ref().is_some_and(|said| said.epoch > epoch) {
                     // A later opening has the volume: this one shares nothing any more.
-                    (self.membership, self.has_published) = (None, false);
-                    self.record = Record::Unknown;
-                    return;
+                    return self.know_nothing(at);
                 }
                 let heard = self.membership.as_ref().map(|membership| membership.catalogue);
-                let newest = said.as_ref().map(|said| said.catalogue).max(heard);
+                let is_no_member =
+                    |said: &Names| said.has_left() || said.epoch == NOBODY && heard < Some(said.catalogue);
+                if !self.leaves && said.as_ref().is_some_and(is_no_member) {
+                    // The store's word is older than that: it is to say anew that its root names this volume.
+                    return self.know_nothing(at);
+                }
+                let newest = said.as_ref().filter(|said| !said.has_left()).map(|said| said.catalogue).max(heard);
                 if self.catalogue.is_none() {
                     self.catalogue = newest.map(|no| (no, self.shared_at));
                 } else if let Some(no) = newest {
                     self.hear(no);
                 }
                 let names = said.filter(|said| said.epoch == epoch);
-                // The swap has won, and nobody heard.
-                self.has_published |= names.is_some();
+                // The swap has won, and nobody heard; or it is one from before it was about to leave.
+                self.has_published |= names.is_some() && !self.has_once_left;
                 self.record = Record::Known { version, names };
             }
             MetaReply::GuardFailed { .. } | MetaReply::Unknown => {
@@ -220,9 +269,14 @@ impl Member {
         }
     }
 
+    fn know_nothing(&mut self, asked_at: Instant) {
+        (self.membership, self.has_published, self.record) = (None, false, Record::Unknown);
+        self.not_before = asked_at + self.pace / ASKS;
+    }
+
     /// Whether anything may be shared: the first record of this opening is written.
     pub(crate) fn may_share(&self) -> bool {
-        self.membership.is_some() && self.has_published
+        self.membership.is_some() && self.has_published && !self.leaves
     }
 
     // ---- what is shared ----
@@ -301,6 +355,10 @@ impl Member {
         prints.retain(|_, fingerprint| !offered.contains(fingerprint));
         self.shared_blocks += share.extents.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
         Some(share).filter(|share| !share.extents.is_empty())
+    }
+
+    pub(crate) fn shared_at(&self) -> Lsn {
+        self.shared_at
     }
 
     /// The record that shares has this LSN.
@@ -522,6 +580,66 @@ mod tests {
         after.on_offer(SEGMENT, offer(7, &[11]));
         assert_eq!(after.next_take(), None, "its last owner had heard of the eighth");
         assert!(!after.may_share(), "nobody before it is kept from writing yet");
+    }
+
+    #[test]
+    fn who_leaves_says_so_when_a_checkpoint_does_and_comes_back_when_the_store_has_heard() {
+        let mut member = member(5);
+        member.on_shared(Lsn(20));
+        member.leave();
+        assert!(!member.may_share());
+        let (store, me) = (VolumeId(7), |durable| opening(5, durable, 0));
+        assert!(member.say_that_it_left(at(9), me(19), store).is_none(), "what it shared last is in no checkpoint");
+        let said = member.say_that_it_left(at(9), me(20), store);
+        let Some(MetaRequest::Swap { expect, value: Some(left), .. }) = said else { panic!("{said:?}") };
+        assert!(expect == MetaVersion(4) && Names::decode(&left).is_ok_and(|names| names.has_left()));
+        assert!(!member.has_left());
+        member.on_meta(Epoch(5), MetaReply::Swapped { version: MetaVersion(5) });
+        assert!(member.has_left() && member.say_that_it_left(at(10), me(20), store).is_none());
+        // It is to be one again: a word from before is not believed.
+        member.join(store);
+        assert!(member.asks_to_join(at(20)));
+        let of = Store { volume: store, first: STORE_EPOCHS, last: Epoch(u64::MAX) };
+        let joined = |catalogue| Membership { store: of, print_key: [1; 32], catalogue: no(catalogue) };
+        let mut tries = |heard, seconds, says: &Names| {
+            member.on_joined(joined(heard));
+            let asked = member.publish(at(seconds), me(20), SegmentRanges::default);
+            assert!(matches!(asked, Some(MetaRequest::Get { .. })), "{asked:?}");
+            let value = Some(says.encode());
+            member.on_meta(Epoch(5), MetaReply::Record { version: MetaVersion(6), value });
+            member.membership().is_some()
+        };
+        assert!(!tries(9, 20, &Names::of_one_that_left(Epoch(5))), "the store has not taken it back");
+        assert!(!tries(5, 30, &Names::of_nobody(no(6))), "that was said before it was");
+        assert!(tries(6, 40, &Names::of_nobody(no(6))));
+        assert!(!member.may_share());
+        assert!(matches!(
+            member.publish(at(41), me(20), SegmentRanges::default),
+            Some(MetaRequest::Swap { expect: MetaVersion(6), .. })
+        ));
+        member.on_meta(Epoch(5), MetaReply::Swapped { version: MetaVersion(7) });
+        assert!(member.may_share());
+    }
+
+    #[test]
+    fn who_is_to_stay_after_all_shares_when_its_record_is_another_one() {
+        let mut member = member(5);
+        member.leave();
+        assert!(member.say_that_it_left(at(9), opening(5, 9, 0), VolumeId(7)).is_some());
+        member.on_meta(Epoch(5), MetaReply::Unknown);
+        member.join(VolumeId(7));
+        let of = Store { volume: VolumeId(7), first: STORE_EPOCHS, last: Epoch(u64::MAX) };
+        member.on_joined(Membership { store: of, print_key: [1; 32], catalogue: no(5) });
+        assert!(member.publish(at(20), opening(5, 9, 0), SegmentRanges::default).is_some());
+        // What it said before it was about to leave: the other swap may still win.
+        let names = Names { epoch: Epoch(5), catalogue: no(5), ranges: SegmentRanges::default() };
+        let value = Some(names.encode());
+        member.on_meta(Epoch(5), MetaReply::Record { version: MetaVersion(4), value });
+        assert!(!member.may_share());
+        let again = member.publish(at(21), opening(5, 9, 0), SegmentRanges::default);
+        assert!(matches!(again, Some(MetaRequest::Swap { expect: MetaVersion(4), .. })), "{again:?}");
+        member.on_meta(Epoch(5), MetaReply::Swapped { version: MetaVersion(5) });
+        assert!(member.may_share());
     }
 
     #[test]

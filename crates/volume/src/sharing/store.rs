@@ -24,7 +24,7 @@ use crate::care::LiveRun;
 use crate::map::Stored;
 use crate::segment::writer::{JobKind, Work};
 use crate::segment::{Kind, SegmentInfo, Segments};
-use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, VolumeId, block_crcs};
+use holdfast_base::{BLOCK_BYTES, BlockCrc, Buf, Instant, Key, MetaVersion, VolumeId, block_crcs};
 use holdfast_format::packing::StoredLengths;
 use holdfast_format::record::{CommitExtent, SegmentNo, SharedRun, SharedSegment, Source};
 use holdfast_format::root::Root;
@@ -110,6 +110,8 @@ pub(crate) struct Store {
     pub(crate) asking: BTreeSet<VolumeId>,
     /// These have one: the root is to name them.
     pub(crate) joining: BTreeSet<VolumeId>,
+    /// It has left, says this version of its record: the root is to name it no more.
+    pub(crate) leaving: Option<(VolumeId, MetaVersion)>,
     published: BTreeMap<VolumeId, Names>,
     withdrawn: BTreeMap<SegmentNo, CatalogueNo>,
     withdrawn_at: Instant,
@@ -142,6 +144,17 @@ impl Store {
 
     pub(crate) fn catalogue(&self, basis: &Basis) -> CatalogueNo {
         CatalogueNo { epoch: basis.epoch(), counter: self.counter }
+    }
+
+    /// The catalogue comes to its next state.
+    pub(crate) fn next_state(&mut self, basis: &Basis) -> CatalogueNo {
+        self.counter += 1;
+        self.catalogue(basis)
+    }
+
+    /// What its record said when it was looked at.
+    pub(crate) fn has_left(&self, member: VolumeId) -> bool {
+        self.published.get(&member).is_some_and(Names::has_left)
     }
 
     // ---- what is alike ----
@@ -349,9 +362,8 @@ impl Store {
         if new.is_empty() {
             return false;
         }
-        self.counter += 1;
         self.withdrawn_at = basis.now;
-        let catalogue = self.catalogue(basis);
+        let catalogue = self.next_state(basis);
         for no in new {
             self.withdrawn.insert(no, catalogue);
             self.offered_at.remove(&no);
@@ -418,6 +430,7 @@ impl Store {
     pub(crate) fn keep_members(&mut self, root: &Root) {
         let is_member = |volume: &VolumeId| root.dependents.iter().any(|of| of.volume == *volume);
         self.published.retain(|member, _| is_member(member));
+        self.leaving = self.leaving.filter(|(member, _)| is_member(member));
         self.asking.retain(|member| !is_member(member));
         self.joining.retain(|member| !is_member(member));
     }

@@ -7,6 +7,7 @@
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
+mod disks;
 mod diskspd;
 mod encrypt;
 mod etcd;
@@ -25,6 +26,8 @@ mod reduce;
 mod report;
 mod sharing;
 mod tls;
+
+pub use disks::Fleet;
 
 use anyhow::Result;
 
