@@ -4,6 +4,7 @@
 //! Source: the report on Storage Spaces Direct with nested resiliency, which saves 70 to 75 % of such a fleet.
 
 use crate::engine::{Control, Plan, VolumePlan};
+use crate::logs::Expected;
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_base::BLOCK_BYTES;
 use holdfast_lab::grid::{Grid, NodeAction};
@@ -38,8 +39,11 @@ const STILL_WITHIN: Duration = Duration::from_secs(1800);
 /// How long each state of the grid is looked at, under load.
 const STAY: Duration = Duration::from_secs(20);
 
-/// Warnings and errors of a node whose device fails.
-pub const OF_LOSS: &[&str] = &["device"];
+/// What is told where a device fails: of the requests that did, and what becomes of it.
+pub const OF_LOSS: Expected = Expected {
+    warnings: &["device"],
+    errors: &["is out, and is opened anew", "is without device", "/failing/device", "it is there and can't be opened"],
+};
 
 /// A device that can fail while it is used: a file that `nbdfuse` shows, served by `nbdkit`.
 pub struct FailingDevice {
@@ -111,7 +115,7 @@ pub fn make(grid: &Grid, images: &Images, seed: u64) -> Result<(Plan, String)> {
     grid.create_volume(VOLUME, golden.len() as u64 >> 20, LAYOUT)?;
     grid.run(&["volume", "set", VOLUME, "--compress", "auto"])?;
     write_own(grid, VOLUME, &vec![0; golden.len()], &golden)?;
-    grid.run(&["snapshot", "create", &format!("{VOLUME}@image")])?;
+    grid.run(&["snapshot", "create", VOLUME, "image"])?;
     let mut volumes = Vec::new();
     for (vm, path) in images.machines.iter().enumerate() {
         let name = format!("vm{vm}");

@@ -29,11 +29,18 @@ pub struct Findings {
     pub warnings: BTreeMap<String, u32>,
 }
 
-/// What a device is expected to tell when bits of it have flipped.
-pub const OF_DAMAGE: &[&str] = &["damaged"];
+/// What is expected besides: warnings, and errors, with one of these words.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected {
+    pub warnings: &'static [&'static str],
+    pub errors: &'static [&'static str],
+}
 
-/// Reads every `*.log` in a directory. Warnings with one of these words are expected besides.
-pub fn scan(directory: &Path, also_expected: &[&str]) -> Result<Findings> {
+/// What a device tells when bits of it have flipped.
+pub const OF_DAMAGE: Expected = Expected { warnings: &["damaged"], errors: &[] };
+
+/// Reads every `*.log` in a directory.
+pub fn scan(directory: &Path, also_expected: Expected) -> Result<Findings> {
     let mut findings = Findings::default();
     for (name, text) in logs_in(directory)? {
         read(&name, &text, also_expected, &mut findings);
@@ -74,12 +81,13 @@ fn is_error(line: &str) -> bool {
     level(line) == "ERROR" || line.contains("panicked at")
 }
 
-fn read(name: &str, text: &str, also_expected: &[&str], findings: &mut Findings) {
+fn read(name: &str, text: &str, also_expected: Expected, findings: &mut Findings) {
+    let has_one = |line: &str, words: &[&str]| words.iter().any(|word| line.contains(word));
     for line in text.lines() {
         let is_warning = level(line) == "WARN";
-        let is_expected =
-            is_warning && EXPECTED_WARNINGS.iter().chain(also_expected).any(|expected| line.contains(expected));
-        let is_bad = is_error(line) || is_warning && !is_expected;
+        let is_expected = is_warning && (has_one(line, &EXPECTED_WARNINGS) || has_one(line, also_expected.warnings));
+        let is_bad_error = is_error(line) && !has_one(line, also_expected.errors);
+        let is_bad = is_bad_error || is_warning && !is_expected;
         if is_bad && findings.errors.len() < SHOWN_MAX {
             findings.errors.push(format!("{name}: {line}"));
         }
@@ -109,8 +117,11 @@ mod tests {
             2026-11-21T06:08:33.000Z ERROR device 8 is out\n\
             thread 'main' panicked at src/x.rs:1:\n";
         let mut findings = Findings::default();
-        read("node1.log", text, &[], &mut findings);
+        read("node1.log", text, Expected::default(), &mut findings);
         assert_eq!(findings.errors.len(), 3, "{findings:?}");
+        let mut others = Findings::default();
+        read("node1.log", text, Expected { warnings: &["damaged"], errors: &["is out"] }, &mut others);
+        assert_eq!(others.errors.len(), 1, "{others:?}");
         assert_eq!(findings.warnings.get("volume v: node # is late, and avoided"), Some(&2));
     }
 }

@@ -8,7 +8,7 @@ use holdfast_torture::engine::{Engine, Plan, VolumePlan};
 use holdfast_torture::faults::{Fault, Report, Tormentor};
 use holdfast_torture::fleet::{self, FailingDevice, Images};
 use holdfast_torture::journey::Journey;
-use holdfast_torture::logs;
+use holdfast_torture::logs::{self, Expected};
 use holdfast_torture::maintenance;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -159,7 +159,7 @@ fn torture(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String> {
     let expected = match (arguments.damage, &arguments.fleet) {
         (true, _) => logs::OF_DAMAGE,
         (_, Some(_)) => fleet::OF_LOSS,
-        _ => &[],
+        _ => Expected::default(),
     };
     let findings = logs::scan(&dir.join("logs"), expected)?;
     let line = outcome.map_err(|error| match findings.errors.is_empty() {

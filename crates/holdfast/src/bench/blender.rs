@@ -5,7 +5,7 @@
 //! addresses, so each machine's stream is whole again.
 
 use super::Common;
-use super::load::{Done, Load};
+use super::load::{Done, Load, Target};
 use super::page::{Goal, Report};
 use super::setup::{REST, Setup, volumes};
 use crate::cli::format::table;
@@ -26,6 +26,29 @@ pub struct BlenderArgs {
     size: Size,
     #[arg(long, default_value = "parity:2+1", value_name = "LAYOUT")]
     layout: Layout,
+    /// All streams in one volume, each by a connection of its own and in its part of it, as of a datastore
+    #[arg(long)]
+    one_volume: bool,
+}
+
+/// Volumes, and where in them each machine's stream goes.
+struct Machines {
+    names: Vec<String>,
+    targets: Vec<Target>,
+}
+
+impl Machines {
+    fn make(setup: &mut Setup, args: &BlenderArgs) -> Result<Machines> {
+        let (bytes, count) = (args.size.0, u64::from(args.vms));
+        if args.one_volume {
+            let volume = setup.create("all", bytes * count, args.layout)?;
+            let of = |n| Target::Part { volume: volume.clone(), offset: n * bytes, bytes };
+            return Ok(Machines { targets: (0..count).map(of).collect(), names: vec![volume] });
+        }
+        let names: Vec<String> =
+            (0..count).map(|n| setup.create(&format!("vm{n}"), bytes, args.layout)).collect::<Result<_>>()?;
+        Ok(Machines { targets: volumes(&names), names })
+    }
 }
 
 /// One stream, then all of them.
@@ -40,37 +63,35 @@ struct Row {
 
 pub fn run(setup: &mut Setup, args: &BlenderArgs) -> Result<Report> {
     let size = args.size.0;
-    let machines: Vec<String> =
-        (0..args.vms).map(|n| setup.create(&format!("vm{n}"), size, args.layout)).collect::<Result<_>>()?;
+    let machines = Machines::make(setup, args)?;
+    let Machines { targets, .. } = &machines;
     eprintln!("writing {} machines of {} at the same time", args.vms, args.size);
-    setup.run(
-        &volumes(&machines),
-        &Load { block: "64k".to_string(), depth: 4, random_percent: 100, ..Load::fill(size) },
-    )?;
+    setup.run(targets, &Load { block: "64k".to_string(), depth: 4, random_percent: 100, ..Load::fill(size) })?;
     let mut rows = vec![streams(setup, args, &machines, "reads of what was written at once", 0.9)?];
     eprintln!("overwriting a half of it at random");
     let bytes = super::load::Span::Bytes(size / 2);
     let random = Load { rw: "randwrite", span: bytes, random_percent: 100, ..Load::random("8k", 4, 0) };
-    setup.run(&volumes(&machines), &random)?;
+    setup.run(targets, &random)?;
     rows.push(streams(setup, args, &machines, "reads after random writes", 0.6)?);
     let writes = Load { rw: "write", random_percent: 100, ..Load::random("64k", 4, args.common.seconds()) };
-    let alone = setup.run(&volumes(&machines[..1]), &writes)?;
-    let together = setup.run(&volumes(&machines), &writes)?;
+    let alone = setup.run(&targets[..1], &writes)?;
+    let together = setup.run(targets, &writes)?;
     rows.push(Row { name: "writes", alone, together, read_kib: None, goal: 0.9 });
     Ok(report(&rows, args, setup.machine()?))
 }
 
-fn streams(setup: &Setup, args: &BlenderArgs, machines: &[String], name: &'static str, goal: f64) -> Result<Row> {
-    setup.settle(machines, REST)?;
+fn streams(setup: &Setup, args: &BlenderArgs, machines: &Machines, name: &'static str, goal: f64) -> Result<Row> {
+    let Machines { names, targets } = machines;
+    setup.settle(names, REST)?;
     eprintln!("{name}: one stream, then all");
     let reads = Load { rw: "read", ..Load::random("64k", 4, args.common.seconds()) };
-    let alone = setup.run(&volumes(&machines[..1]), &reads)?;
+    let alone = setup.run(&targets[..1], &reads)?;
     let asked = || -> Result<(u64, u64)> {
-        let all = machines.iter().map(|machine| setup.shard_reads(machine)).collect::<Result<Vec<_>>>()?;
+        let all = names.iter().map(|machine| setup.shard_reads(machine)).collect::<Result<Vec<_>>>()?;
         Ok(all.into_iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1)))
     };
     let before = asked()?;
-    let together = setup.run(&volumes(machines), &reads)?;
+    let together = setup.run(targets, &reads)?;
     let after = asked()?;
     let read_kib = (after.1 - before.1) as f64 / 1024.0 / (after.0 - before.0).max(1) as f64;
     Ok(Row { name, alone, together, read_kib: Some(read_kib), goal })
@@ -97,9 +118,10 @@ fn report(rows: &[Row], args: &BlenderArgs, machine: String) -> Report {
     }
     Report {
         title: format!(
-            "blender: {} machines of {} in {}, each one stream of 64 KiB with 4 in flight, {} s each",
+            "blender: {} machines of {} in {}{}, each one stream of 64 KiB with 4 in flight, {} s each",
             args.vms,
             args.size,
+            if args.one_volume { "one volume of " } else { "" },
             args.layout,
             args.common.seconds()
         ),

@@ -23,6 +23,8 @@ pub const WARM_UP_S: u64 = 10;
 #[derive(Clone, Debug)]
 pub enum Target {
     Volume(String),
+    /// Of a volume, so many bytes from there on.
+    Part { volume: String, offset: u64, bytes: u64 },
     /// A file, past the page cache.
     File(PathBuf),
 }
@@ -31,6 +33,11 @@ impl Target {
     fn arguments(&self, socket: &Path) -> Vec<String> {
         match self {
             Target::Volume(name) => vec!["--ioengine=nbd".to_string(), format!("--uri={}", of_socket(socket, name))],
+            Target::Part { volume, offset, bytes } => {
+                let mut whole = Target::Volume(volume.clone()).arguments(socket);
+                whole.extend([format!("--offset={offset}"), format!("--size={bytes}")]);
+                whole
+            }
             Target::File(path) => vec!["--ioengine=io_uring".to_string(), format!("--filename={}", path.display())],
         }
     }

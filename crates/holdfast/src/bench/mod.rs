@@ -14,6 +14,7 @@ mod farm;
 mod fleet;
 mod load;
 mod page;
+mod scratch;
 mod setup;
 mod sweep;
 
@@ -22,6 +23,7 @@ use crate::grid::layout::GridDir;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use page::Report;
+use scratch::{Scratch, ScratchArgs, Shape};
 use setup::Setup;
 
 #[derive(Args, Debug)]
@@ -47,6 +49,8 @@ struct Common {
     /// Fail where a goal is missed
     #[arg(long)]
     check: bool,
+    #[command(flatten)]
+    scratch: ScratchArgs,
 }
 
 impl Common {
@@ -71,20 +75,44 @@ enum Bench {
     Blender(blender::BlenderArgs),
 }
 
-/// Runs a benchmark on the grid in `dir`. An error says that it could not be run, or that a goal was missed.
+impl Bench {
+    fn common(&self) -> &Common {
+        match self {
+            Bench::Vmfleet4k(args) => &args.common,
+            Bench::Diskspd8k(args) => &args.common,
+            Bench::XddSweep(args) => &args.common,
+            Bench::VmFarm(args) => &args.common,
+            Bench::Blender(args) => &args.common,
+        }
+    }
+
+    /// Of a grid that is made for it.
+    fn shape(&self) -> Shape {
+        match self {
+            Bench::Vmfleet4k(_) => (2, 6),
+            Bench::Diskspd8k(_) | Bench::Blender(_) => (3, 2),
+            Bench::XddSweep(_) | Bench::VmFarm(_) => (4, 2),
+        }
+    }
+}
+
+/// Runs a benchmark on the grid in `dir`, or on one that is made for it. An error says that it could not be run, or that a goal was missed.
 pub fn run(args: BenchArgs, dir: &GridDir, json: bool) -> Result<()> {
     require(&[FIO])?;
-    let mut setup = Setup::begin(dir)?;
     catch_interrupts()?;
-    let (report, common) = match &args.bench {
-        Bench::Vmfleet4k(args) => (fleet::run(&mut setup, args)?, &args.common),
-        Bench::Diskspd8k(args) => (diskspd::run(&mut setup, args)?, &args.common),
-        Bench::XddSweep(args) => (sweep::run(&mut setup, args)?, &args.common),
-        Bench::VmFarm(args) => (farm::run(&mut setup, args)?, &args.common),
-        Bench::Blender(args) => (blender::run(&mut setup, args)?, &args.common),
+    let common = args.bench.common();
+    let scratch = Scratch::begin(&common.scratch, args.bench.shape())?;
+    let mut setup = Setup::begin(scratch.as_ref().map_or(dir, Scratch::dir))?;
+    let report = match &args.bench {
+        Bench::Vmfleet4k(args) => fleet::run(&mut setup, args)?,
+        Bench::Diskspd8k(args) => diskspd::run(&mut setup, args)?,
+        Bench::XddSweep(args) => sweep::run(&mut setup, args)?,
+        Bench::VmFarm(args) => farm::run(&mut setup, args, scratch.as_ref())?,
+        Bench::Blender(args) => blender::run(&mut setup, args)?,
     };
     // Before anything is printed, so that what is printed last is the result.
     drop(setup);
+    drop(scratch);
     report.print(json)?;
     let missed = Report::missed(&report.goals);
     if common.check && !missed.is_empty() {

@@ -20,7 +20,7 @@ use holdfast_base::{Buf, Epoch, HeadId, Instant, Key, Lba, Lsn, MetaReply, MetaR
 use holdfast_cipher::{PrintKey, VolumeKey};
 use holdfast_format::features::Feature;
 use holdfast_format::record::{Record, SegmentNo, SharedSegment};
-use holdfast_format::root::Root;
+use holdfast_format::root::{Root, root_key};
 use holdfast_format::sharing::{Dependent, Names, SegmentRanges, dependent_key};
 use holdfast_format::talk::{Offer, Print, Talk};
 use std::collections::{BTreeSet, VecDeque};
@@ -58,8 +58,18 @@ pub(crate) struct Domain {
 struct Asked {
     token: u64,
     member: VolumeId,
-    /// The volume wants to be one, and has perhaps left before.
-    wants_to_join: bool,
+    what: Ask,
+}
+
+/// What is wanted of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ask {
+    /// It wants to be a member, and has perhaps left before: its record is to hold nothing.
+    Joins,
+    /// What its record says.
+    Names,
+    /// Whether its root has forgotten the store: this version of its record says that it has left.
+    Root(MetaVersion),
 }
 
 impl Domain {
@@ -333,7 +343,7 @@ impl Controller {
     fn says_that_it_left(&mut self, store: VolumeId, out: Out) -> bool {
         // Of a new opening this is the first word of it.
         self.shared.domain.member.leave();
-        if !self.named_of_store(store).is_empty() {
+        if self.segments.foreign().next().is_some() || !self.named_of_store(store).is_empty() {
             return self.shared.domain.member.membership().is_none();
         }
         let mut member = std::mem::take(&mut self.shared.domain.member);
@@ -396,11 +406,11 @@ impl Controller {
         self.shared.domain.asked = None;
         if let Some(member) = self.shared.domain.store.asking.pop_first() {
             let names = Names::of_nobody(self.shared.domain.store.catalogue(&self.basis));
-            return self.publish_for(member, true, MetaVersion::ABSENT, &names, out);
+            return self.publish_for(member, Ask::Joins, MetaVersion::ABSENT, &names, out);
         }
         self.look_at_members(out);
         let Some(member) = self.shared.domain.asks.pop_front() else { return };
-        self.ask_meta_of(member, false, MetaRequest::Get { key: dependent_key(own, member) }, out);
+        self.ask_meta_of(member, Ask::Names, MetaRequest::Get { key: dependent_key(own, member) }, out);
     }
 
     /// All of them are looked at now and then; those that are behind sooner, for a while.
@@ -424,20 +434,20 @@ impl Controller {
     }
 
     /// One request at a time is under way.
-    fn ask_meta_of(&mut self, member: VolumeId, wants_to_join: bool, request: MetaRequest, out: Out) {
+    fn ask_meta_of(&mut self, member: VolumeId, what: Ask, request: MetaRequest, out: Out) {
         self.shared.domain.token += 1;
         let token = META | self.shared.domain.token;
-        self.shared.domain.asked = Some(Asked { token, member, wants_to_join });
+        self.shared.domain.asked = Some(Asked { token, member, what });
         self.shared.domain.asked_at = self.basis.now;
         out.push(Effect::Meta { token, request });
     }
 
     /// Writes a record for a member that has not shared since it wants to be one. One owner of the store at a time does, so
     /// that what its root names then is what counts.
-    fn publish_for(&mut self, member: VolumeId, wants_to_join: bool, expect: MetaVersion, names: &Names, out: Out) {
+    fn publish_for(&mut self, member: VolumeId, what: Ask, expect: MetaVersion, names: &Names, out: Out) {
         let (key, value) = (dependent_key(self.basis.volume(), member), Some(names.encode()));
         let guard = Some(self.root_guard());
-        self.ask_meta_of(member, wants_to_join, MetaRequest::Swap { key, expect, value, guard }, out);
+        self.ask_meta_of(member, what, MetaRequest::Swap { key, expect, value, guard }, out);
     }
 
     fn send_offers(&mut self, out: Out) {
@@ -604,28 +614,41 @@ impl Controller {
             return;
         }
         let Some(asked) = self.shared.domain.asked.take_if(|asked| asked.token == token) else { return };
-        let Asked { member, wants_to_join, .. } = asked;
-        match reply {
-            MetaReply::Swapped { .. } if wants_to_join => self.on_may_join(member, out),
-            MetaReply::Record { version, value: Some(value) } | MetaReply::Conflict { version, value: Some(value) } => {
-                match Names::decode(&value) {
-                    Ok(names) if names.has_left() && wants_to_join => {
-                        // What was said to it before counts for nothing any more.
-                        let names = Names::of_nobody(self.shared.domain.store.next_state(&self.basis));
-                        self.publish_for(member, true, version, &names, out);
-                    }
-                    Ok(names) => {
-                        if wants_to_join {
-                            self.on_may_join(member, out);
-                        }
-                        self.on_published(member, version, names, out);
-                    }
-                    Err(_) => {}
+        let Asked { member, what, .. } = asked;
+        match (what, reply) {
+            (Ask::Joins, MetaReply::Swapped { .. }) => self.on_may_join(member, out),
+            (Ask::Root(version), MetaReply::Record { value, .. }) => self.on_root_of(member, version, value.as_deref()),
+            (_, MetaReply::Record { version, value: Some(value) })
+            | (_, MetaReply::Conflict { version, value: Some(value) }) => {
+                if let Ok(names) = Names::decode(&value) {
+                    self.on_record_of(member, what, version, names, out);
                 }
             }
             _ => {}
         }
         self.drive_domain(out);
+    }
+
+    fn on_record_of(&mut self, member: VolumeId, what: Ask, version: MetaVersion, names: Names, out: Out) {
+        if what != Ask::Joins {
+            return self.on_published(member, version, names, out);
+        }
+        if names.has_left() {
+            // What was said to it before counts for nothing any more.
+            let names = Names::of_nobody(self.shared.domain.store.next_state(&self.basis));
+            return self.publish_for(member, Ask::Joins, version, &names, out);
+        }
+        self.on_may_join(member, out);
+        self.on_published(member, version, names, out);
+    }
+
+    /// A member that has left is named no more when its root names this store no more, or there is none.
+    fn on_root_of(&mut self, member: VolumeId, version: MetaVersion, value: Option<&[u8]>) {
+        let own = self.basis.volume();
+        let names_it = |root: Root| root.stores.iter().any(|store| store.volume == own);
+        if value.is_none_or(|bytes| Root::decode(bytes).is_ok_and(|root| !names_it(root))) {
+            self.shared.domain.store.leaving = Some((member, version));
+        }
     }
 
     /// A volume that wants to be a member has a record that holds nothing.
@@ -642,10 +665,10 @@ impl Controller {
             return;
         }
         if names.has_left() {
-            self.shared.domain.store.leaving = Some((member, version));
+            self.ask_meta_of(member, Ask::Root(version), MetaRequest::Get { key: root_key(member) }, out);
         }
         if let Some(names) = self.shared.domain.store.names_for(&self.basis, &names) {
-            self.publish_for(member, false, version, &names, out);
+            self.publish_for(member, Ask::Names, version, &names, out);
         } else if self.shared.domain.store.on_names(member, names) {
             self.mark_kept();
         }

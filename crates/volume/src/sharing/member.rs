@@ -183,6 +183,9 @@ impl Member {
         let key = dependent_key(membership.store.volume, member);
         let Record::Known { version, names: said } = &self.record else { return self.ask_for_record(now, key) };
         let (catalogue, since) = self.catalogue.filter(|_| now >= self.not_before)?;
+        if said.as_ref().is_some_and(Names::has_left) {
+            return None;
+        }
         let (version, is_known) = (*version, self.has_published);
         let is_said = is_known && said.as_ref().is_some_and(|said| said.catalogue >= catalogue);
         let (told_at, told) = self.told;
@@ -257,7 +260,8 @@ impl Member {
                 } else if let Some(no) = newest {
                     self.hear(no);
                 }
-                let names = said.filter(|said| said.epoch == epoch);
+                // An opening before this one may have said that: nothing was shared since.
+                let names = said.filter(|said| said.epoch == epoch || said.has_left());
                 // The swap has won, and nobody heard; or it is one from before it was about to leave.
                 self.has_published |= names.is_some() && !self.has_once_left;
                 self.record = Record::Known { version, names };
