@@ -69,6 +69,14 @@ pub enum Talk {
     Take { segment: SegmentNo, offer: Box<Offer> },
     /// The catalogue's newest state.
     Catalogue(CatalogueNo),
+    /// How much of these is named is to be told.
+    Count { segments: Vec<SegmentNo> },
+    // ---- of a member ----
+    /// Blocks that it names of each.
+    Counted { blocks: Vec<(SegmentNo, u32)> },
+    // ---- of the store ----
+    /// What is named of these is to be copied back, since it is little: the store gathers anew what is alike.
+    Vacate { segments: Vec<SegmentNo> },
 }
 
 /// Bytes in one go: the same on the wire as one by one, and megabytes of them keep no guest waiting.
@@ -153,6 +161,9 @@ mod tests {
             Talk::Heard { segment, wanted: vec![Print(4)], offers: 3 },
             Talk::Take { segment, offer: Box::new(offer) },
             Talk::Catalogue(catalogue),
+            Talk::Count { segments: vec![segment] },
+            Talk::Counted { blocks: vec![(segment, 7)] },
+            Talk::Vacate { segments: vec![segment, segment] },
         ] {
             let bytes = talk.encode();
             assert_eq!(Talk::decode(&bytes), Ok(talk));

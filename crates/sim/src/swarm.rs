@@ -240,6 +240,7 @@ impl Run {
         config.segment_payload_bytes = plan.segment_bytes;
         config.direct_bytes_min = plan.direct_bytes;
         (config.share_run_min, config.print_heat_min, config.forget_after) = (2, 0, plan.forget_after);
+        config.vacate_every = plan.forget_after;
         config.destage_age_max = plan.destage_age;
         config.clean_dead_per_mille = plan.clean_dead_per_mille;
         (config.read_ahead_bytes_max, config.read_ahead_after_blocks) = (plan.read_ahead_bytes, 8);

@@ -72,6 +72,8 @@ pub struct Config {
     pub print_heat_min: u32,
     /// A segment of it that no member names is forgotten this long after it was offered last.
     pub forget_after: Duration,
+    /// Of the store of a sharing domain: between two walks for segments of which little is named.
+    pub vacate_every: Duration,
     /// A write at least this long becomes a segment directly.
     pub direct_bytes_min: u32,
     /// How long data may wait in the log when nothing presses.
@@ -126,6 +128,7 @@ impl Config {
             share_run_min: 8,
             print_heat_min: 1,
             forget_after: Duration::from_secs(600),
+            vacate_every: Duration::from_secs(6 * 3600),
             direct_bytes_min: 1 << 20,
             destage_age_max: Duration::from_secs(5),
             clean_dead_per_mille: 850,

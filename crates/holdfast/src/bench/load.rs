@@ -24,7 +24,11 @@ pub const WARM_UP_S: u64 = 10;
 pub enum Target {
     Volume(String),
     /// Of a volume, so many bytes from there on.
-    Part { volume: String, offset: u64, bytes: u64 },
+    Part {
+        volume: String,
+        offset: u64,
+        bytes: u64,
+    },
     /// A file, past the page cache.
     File(PathBuf),
 }

@@ -43,8 +43,7 @@ impl Scratch {
         let root = std::env::temp_dir().join(format!("holdfast-bench-{}", std::process::id()));
         let scratch = Scratch { dir: GridDir::choose(Some(&root))?, root, nodes };
         let device_size = Some(args.device_size);
-        let options =
-            UpOptions { nodes: Some(nodes), devices: Some(devices), device_size, ..UpOptions::default() };
+        let options = UpOptions { nodes: Some(nodes), devices: Some(devices), device_size, ..UpOptions::default() };
         eprintln!("a grid of {nodes} nodes with {devices} devices of {} each", args.device_size);
         up(&scratch.dir, &options).context("the grid of the benchmark can't be made")?;
         Ok(Some(scratch))
@@ -72,7 +71,10 @@ impl Drop for Scratch {
         // Where that fails the directory stays, for somebody to see why.
         let ended = !self.dir.exists() || down(&self.dir, Part::All, true).is_ok();
         if !ended || std::fs::remove_dir_all(&self.root).is_err() && self.root.exists() {
-            eprintln!("warning: {} stays; `holdfast grid down --force --dir {0}` ends what runs there", self.root.display());
+            eprintln!(
+                "warning: {} stays; `holdfast grid down --force --dir {0}` ends what runs there",
+                self.root.display()
+            );
         }
     }
 }

@@ -95,7 +95,10 @@ fn the_page_about_benchmarks_works_as_it_is_typed() {
     reader.has("xdd-sweep --seconds 2", "xdd-sweep --size 16MiB --seconds 1 --sizes 4,64 --depths 4");
     reader.has("--threads 16", "--threads 2 --size 16MiB --seconds 1");
     reader.has("bench blender", "bench blender --vms 2 --size 32MiB --seconds 1");
-    reader.has("--scratch --nodes 4", "--scratch --nodes 2 --devices 1 --device-size 512MiB --threads 2 --size 16MiB --seconds 1");
+    reader.has(
+        "--scratch --nodes 4",
+        "--scratch --nodes 2 --devices 1 --device-size 512MiB --threads 2 --size 16MiB --seconds 1",
+    );
     let said = reader.types(&Page::open("operate/bench.md").block("holdfast bench vmfleet-4k"));
     for part in [
         "mirror, reduced to plain, reads",

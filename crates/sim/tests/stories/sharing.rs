@@ -289,3 +289,22 @@ fn a_domain_is_encrypted_with_a_key_of_its_own() {
     is_on_its_own(&mut cluster, members[0]);
     cluster.finish();
 }
+
+#[test]
+fn what_little_is_named_of_is_vacated_and_what_is_alike_of_that_gathered_anew() {
+    let (mut cluster, store, members) = shared(setup(2860));
+    // One block in eight stays, in both; of the last quarter all.
+    for member in members {
+        for block in (0..384).step_by(8) {
+            cluster.write_member(member, block, 7);
+        }
+    }
+    cluster.pass(LONG);
+    cluster.pass(LONG);
+    members.iter().for_each(|member| cluster.read_member(*member));
+    let stored = cluster.member_status(store).space;
+    // 48 blocks are left of 384, and may be shared again; 128 are as they were.
+    assert!(stored.data_bytes <= (128 + 48 + 32) * 4096, "{stored:?} is in the store");
+    assert!(stored.data_bytes >= 100 * 4096, "{stored:?} is in the store");
+    cluster.finish();
+}

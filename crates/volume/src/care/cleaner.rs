@@ -209,6 +209,16 @@ pub(crate) enum Header {
     NotWorth(Codec),
 }
 
+/// What comes of the wish to copy back what is named of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Returned {
+    /// A pass has begun.
+    Begun,
+    /// The walk over all leaves is done; the next one rests before it.
+    All,
+    Rests,
+}
+
 /// A piece of a victim that is to be fetched.
 #[derive(Debug)]
 pub(crate) struct CleanRead {
@@ -267,6 +277,8 @@ struct Pass {
     leaves: VecDeque<LeafNo>,
     /// Blocks that fit a segment, whatever they take.
     blocks_left: u64,
+    /// Of a return: of these segments only.
+    only: Option<BTreeSet<SegmentNo>>,
 }
 
 /// A piece that is moved.
@@ -310,7 +322,8 @@ impl Pass {
         };
         *runs += pieces.len();
         for run in pieces.into_iter().filter_map(|piece| LiveRun::of(piece.start, piece.value?)) {
-            if run.segment.epoch < STORE_EPOCHS {
+            let is_wanted = self.only.as_ref().is_none_or(|only| only.contains(&run.segment));
+            if run.segment.epoch < STORE_EPOCHS || !is_wanted {
                 continue;
             }
             let fits = run.blocks().min(self.blocks_left);
@@ -663,11 +676,11 @@ impl Cleaner {
         }
     }
 
-    /// Begins to copy back what the next leaves name of a store. False where the walk over all of them is done, and rests.
-    pub(crate) fn begin_return(&mut self, around: &mut Around<'_>) -> bool {
+    /// Begins to copy back what the next leaves name of a store: of these segments, or of all.
+    pub(crate) fn begin_return(&mut self, around: &mut Around<'_>, only: Option<BTreeSet<SegmentNo>>) -> Returned {
         let (now, config) = (around.basis.now, &around.basis.config);
         if now < self.returns_at {
-            return false;
+            return Returned::Rests;
         }
         let ahead = around.map.directory().iter_from(self.next_to_return).take(LEAVES_AHEAD);
         let leaves: VecDeque<LeafNo> = ahead.map(|(no, _)| no).collect();
@@ -675,13 +688,18 @@ impl Cleaner {
             (self.next_to_return, self.returns_at) = (LeafNo::default(), now + config.repack_every);
             // What no leaf says yet the next round finds.
             around.wants.fold = true;
-            return false;
+            return Returned::All;
         }
         let blocks_left = u64::from(config.segment_payload_bytes) / BLOCK_BYTES as u64;
         self.make_pass(Vec::new(), Aim::Return);
         let pass = self.pass.as_mut().expect("just made");
-        (pass.leaves, pass.blocks_left) = (leaves, blocks_left);
-        true
+        (pass.leaves, pass.blocks_left, pass.only) = (leaves, blocks_left, only);
+        Returned::Begun
+    }
+
+    /// The next walk begins at once, and with the first leaf.
+    pub(crate) fn return_from_start(&mut self) {
+        (self.next_to_return, self.returns_at) = (LeafNo::default(), Instant::ZERO);
     }
 
     fn make_pass(&mut self, victims: Vec<SegmentNo>, aim: Aim) {
@@ -706,6 +724,7 @@ impl Cleaner {
             aim,
             leaves: VecDeque::new(),
             blocks_left: 0,
+            only: None,
         });
     }
 

@@ -14,7 +14,9 @@ mod shares;
 
 pub use audit::Sharing;
 pub(crate) use audit::{Audit, Walk, Walked, Wrong};
-pub(crate) use cleaner::{CleanRead, Cleaned, Cleaner, Header, LiveRun, Looked, Read, VICTIMS_MAX, blocks_max};
+pub(crate) use cleaner::{
+    CleanRead, Cleaned, Cleaner, Header, LiveRun, Looked, Read, Returned, VICTIMS_MAX, blocks_max,
+};
 pub(crate) use inventory::ledger_inventory;
 pub(crate) use moves::Mover;
 pub(crate) use repack::Repacker;

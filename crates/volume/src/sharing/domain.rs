@@ -8,7 +8,7 @@ use super::member::Opening;
 use super::printer::by_position;
 use super::store::{Sent, Unnamed};
 use crate::api::{Effect, State};
-use crate::care::LiveRun;
+use crate::care::{LiveRun, Returned};
 use crate::controller::{Controller, Out};
 use crate::log::window::Done;
 use crate::map::Pins;
@@ -21,7 +21,7 @@ use holdfast_cipher::{PrintKey, VolumeKey};
 use holdfast_format::features::Feature;
 use holdfast_format::record::{Record, SegmentNo, SharedSegment};
 use holdfast_format::root::{Root, root_key};
-use holdfast_format::sharing::{Dependent, Names, SegmentRanges, dependent_key};
+use holdfast_format::sharing::{Dependent, Names, STORE_EPOCHS, SegmentRanges, dependent_key};
 use holdfast_format::talk::{Offer, Print, Talk};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -33,6 +33,9 @@ const OFFERS_AT_ONCE: usize = 8;
 
 /// Blocks of one message, so that nobody has to take many megabytes in one turn.
 const SENT_AT_ONCE: usize = 256;
+
+/// Segments that one message asks about.
+const SLICE_MAX: usize = 2 * super::store::LOOKED_AT;
 
 /// Runs of numbers in a member's record.
 const RANGES_MAX: usize = 1024;
@@ -157,14 +160,55 @@ impl Controller {
 
     // ---- passes ----
 
-    /// Whether a pass has begun that copies back what a volume names that leaves its domain.
+    /// Whether a pass has begun that copies back what a volume names of a store: all, where it leaves that, or what the
+    /// store vacates.
     pub(crate) fn returns_from_store(&mut self) -> bool {
         let leaves = self.basis.config.leaves_domain && self.segments.foreign().next().is_some();
-        if !leaves || !self.may_move_data(Need::Choice) {
+        let vacates = !self.shared.domain.member.returns.is_empty();
+        if !leaves && !vacates || !self.may_move_data(Need::Choice) {
             return false;
         }
+        let only = (!leaves).then(|| self.shared.domain.member.returns.clone());
         let (care, mut around) = self.care();
-        care.cleaner.begin_return(&mut around)
+        let returned = care.cleaner.begin_return(&mut around, only);
+        if returned == Returned::All {
+            // What is named all the same the store asks for again.
+            self.shared.domain.member.returns.clear();
+        }
+        returned == Returned::Begun
+    }
+
+    /// What the store vacates is to be copied back. One walk over the map at a time.
+    fn on_vacate(&mut self, segments: &[SegmentNo]) {
+        let returns = &mut self.shared.domain.member.returns;
+        if returns.is_empty() && !self.basis.config.leaves_domain {
+            let named = segments.iter().take(SLICE_MAX).filter(|no| self.segments.get(**no).is_some());
+            returns.extend(named.filter(|no| no.epoch >= STORE_EPOCHS));
+            self.care.cleaner.return_from_start();
+        }
+    }
+
+    /// Members are asked how much they name of a slice of segments, now and then.
+    fn look_for_sparse(&mut self, out: Out) {
+        let members: Vec<VolumeId> = self.root().dependents.iter().map(|of| of.volume).collect();
+        if let Some(segments) = self.shared.domain.store.sparse.ask(&self.basis, &self.segments, &members) {
+            for member in members {
+                self.talk(member, Talk::Count { segments: segments.clone() }, out);
+            }
+        }
+    }
+
+    fn on_counted(&mut self, from: VolumeId, counts: &[(SegmentNo, u32)], out: Out) {
+        let segments = self.shared.domain.store.sparse.on_counted(from, counts);
+        if segments.is_empty() {
+            return;
+        }
+        for no in &segments {
+            self.shared.domain.store.offer_no_more(self.basis.volume(), *no);
+        }
+        for of in &self.root().dependents {
+            self.talk(of.volume, Talk::Vacate { segments: segments.clone() }, out);
+        }
     }
 
     /// The next pass that is about sharing, if one is due.
@@ -399,6 +443,7 @@ impl Controller {
             self.write_segment(work, out);
         }
         self.withdraw_dead(out);
+        self.look_for_sparse(out);
         if self.shared.domain.asked.is_some() && now.since(self.shared.domain.asked_at) < self.basis.config.repack_every
         {
             return;
@@ -541,6 +586,7 @@ impl Controller {
                 self.shared.domain.store.on_content(self.basis.now, from, sent);
                 self.drive_domain(out);
             }
+            Talk::Counted { blocks } if self.root().is_store() && is_member => self.on_counted(from, &blocks, out),
             talk if self.root().is_store() => drop(talk),
             talk => self.on_store_said(from, talk, out),
         }
@@ -567,6 +613,12 @@ impl Controller {
                     self.print_again(forgotten);
                 }
             }
+            Talk::Count { segments } if is_ours => {
+                let count = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.visible().blocks as u32);
+                let blocks = segments.iter().take(SLICE_MAX).map(|no| (*no, count(no))).collect();
+                self.talk(store, Talk::Counted { blocks }, out);
+            }
+            Talk::Vacate { segments } if is_ours => self.on_vacate(&segments),
             Talk::Catalogue(no) if is_ours => {
                 self.shared.domain.member.hear(no);
                 // The record waits for one.

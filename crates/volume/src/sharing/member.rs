@@ -91,6 +91,8 @@ pub(crate) struct Member {
     takes: VecDeque<(SegmentNo, Box<Offer>)>,
     /// What lives in its segment is being looked up.
     taking: Option<(SegmentNo, Box<Offer>)>,
+    /// The store vacates these: what is named of them is being copied back.
+    pub(crate) returns: BTreeSet<SegmentNo>,
     /// When it was published last, and as of how many changes.
     told: (Instant, u64),
     /// The metadata store is not asked before.
@@ -122,7 +124,10 @@ pub(crate) type MetaAsk = Option<MetaRequest>;
 impl Member {
     pub(crate) fn is_at_rest(&self) -> bool {
         let nothing_comes = self.reported.values().all(|of| of.is_settled || of.tries >= TRIES_MAX);
-        self.takes.is_empty() && nothing_comes && !matches!(self.record, Record::Asked { .. })
+        self.takes.is_empty()
+            && self.returns.is_empty()
+            && nothing_comes
+            && !matches!(self.record, Record::Asked { .. })
     }
 
     pub(crate) fn membership(&self) -> Option<&Membership> {

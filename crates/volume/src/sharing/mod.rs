@@ -8,9 +8,11 @@ mod member;
 mod printer;
 pub(crate) mod segments;
 pub(crate) mod snapshots;
+mod sparse;
 mod store;
 
 pub(crate) use domain::META;
 pub(crate) use member::Member;
 pub(crate) use printer::Printer;
+pub(crate) use sparse::Sparse;
 pub(crate) use store::Store;

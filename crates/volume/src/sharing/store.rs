@@ -10,7 +10,7 @@
 //!
 //! **What nobody names** goes. A segment of which the store's map names nothing any more is *withdrawn*: from the next
 //! state of the catalogue on it is offered to nobody. It is freed when each member has published, in that state or a
-//! later one, a list without it ([`Store::may_be_named`]).
+//! later one, a list without it ([`Store::may_be_named`]). Of what little is named of see [`Sparse`](super::Sparse).
 //!
 //! **For a member that has never shared** the store publishes: it writes the first record before its root names the
 //! member, and later ones over its own. So a volume that asked to be a member, and was never opened again, holds nothing.
@@ -47,7 +47,7 @@ const HURRIES: u32 = 12;
 const DUE_MAX: usize = 4096;
 
 /// Segments that are looked at in one go for whether anybody names them, or whether they are dead.
-const LOOKED_AT: usize = 128;
+pub(crate) const LOOKED_AT: usize = 128;
 
 /// A segment of the store, as it is offered.
 #[derive(Debug)]
@@ -110,6 +110,7 @@ pub(crate) struct Store {
     pub(crate) asking: BTreeSet<VolumeId>,
     /// These have one: the root is to name them.
     pub(crate) joining: BTreeSet<VolumeId>,
+    pub(crate) sparse: super::Sparse,
     /// It has left, says this version of its record: the root is to name it no more.
     pub(crate) leaving: Option<(VolumeId, MetaVersion)>,
     published: BTreeMap<VolumeId, Names>,
@@ -282,7 +283,7 @@ impl Store {
 
     /// One of the store's own segments was printed.
     pub(crate) fn on_own_printed(&mut self, own: VolumeId, printed: &Printed) {
-        if self.withdrawn.contains_key(&printed.segment) {
+        if !self.is_offered(printed.segment) {
             return;
         }
         if let Some(segment) = self.keep_list(&printed.runs, &printed.prints) {
@@ -311,6 +312,18 @@ impl Store {
         Some(segment)
     }
 
+    fn is_offered(&self, no: SegmentNo) -> bool {
+        !self.withdrawn.contains_key(&no) && !self.sparse.is_vacated(no)
+    }
+
+    /// It is to be as if it were not there, for whoever tells of what it has.
+    pub(crate) fn offer_no_more(&mut self, own: VolumeId, no: SegmentNo) {
+        self.offered_at.remove(&no);
+        self.lists.remove(&no);
+        self.order.retain(|of| *of != no);
+        self.index.forget(Seen { volume: own, segment: no });
+    }
+
     fn make_due(&mut self, member: VolumeId, segment: SegmentNo, stored: SegmentNo) {
         let due = (member, segment, stored);
         if self.due.len() + self.unlisted.len() < DUE_MAX && self.is_due.insert(due) {
@@ -329,7 +342,7 @@ impl Store {
             let (member, of_member, segment) = due;
             let info = segments.get(segment).filter(|info| info.is_visible());
             let is_member = basis.root().dependents.iter().any(|of| of.volume == member);
-            let (Some(info), true) = (info, is_member && !self.withdrawn.contains_key(&segment)) else { continue };
+            let (Some(info), true) = (info, is_member && self.is_offered(segment)) else { continue };
             let Some(List { run, prints, crcs }) = self.lists.get(&segment) else {
                 self.unlisted.push(due);
                 return Some((member, of_member, Err(segment)));
@@ -366,10 +379,7 @@ impl Store {
         let catalogue = self.next_state(basis);
         for no in new {
             self.withdrawn.insert(no, catalogue);
-            self.offered_at.remove(&no);
-            self.lists.remove(&no);
-            self.order.retain(|of| *of != no);
-            self.index.forget(Seen { volume: basis.volume(), segment: no });
+            self.offer_no_more(basis.volume(), no);
         }
         true
     }
