@@ -264,7 +264,7 @@ pub struct OpenSpec {
     /// Of an encrypted one.
     pub key: Option<VolumeKey>,
     /// Of the store of its sharing domain, where it is in one and encrypted.
-    pub store_key: Option<(VolumeId, VolumeKey)>,
+    pub store_key: Option<Box<(VolumeId, VolumeKey)>>,
     /// It is to leave that domain: see [`holdfast_volume::Config::leaves_domain`].
     pub leaves_domain: bool,
 }
@@ -294,7 +294,7 @@ impl OpenSpec {
         let key_of = |spec: &OpenSpec| spec.key.as_ref().map(VolumeKey::id);
         let of = |spec: &OpenSpec| {
             let how = (spec.checked_reads, spec.compression);
-            let store_key = spec.store_key.as_ref().map(|(store, key)| (*store, key.id()));
+            let store_key = spec.store_key.as_deref().map(|(store, key)| (*store, key.id()));
             (spec.volume, how, spec.only_from, key_of(spec), store_key)
         };
         of(self) == of(other)

@@ -204,7 +204,7 @@ impl Volumes {
         config.read_ahead_bytes_max = (self.budget.read_ahead_bytes / shares).min(READ_AHEAD_SHARE_MAX);
         (config.checked_reads, config.compression) = (spec.checked_reads, spec.compression);
         config.keeps_spare = self.keeps_spare;
-        (config.key, config.store_key) = (spec.key.clone(), spec.store_key.clone());
+        (config.key, config.store_key) = (spec.key.clone(), spec.store_key.as_deref().cloned());
         config.leaves_domain = spec.leaves_domain;
         // Who shall have it the records say.
         config.takeover = false;

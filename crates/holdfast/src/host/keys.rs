@@ -129,10 +129,10 @@ impl Keys {
     /// What is needed to open the volume, its key included.
     pub fn spec_of(&self, entry: &Entry) -> Result<OpenSpec> {
         let volume = entry.root.volume;
-        match self.keys_of(entry) {
-            Ok((key, store_key)) => {
+        match self.spec_with_keys(entry) {
+            Ok(spec) => {
                 self.troubles().remove(&volume);
-                Ok(OpenSpec { store_key, ..entry.spec(key) })
+                Ok(spec)
             }
             Err(error) => {
                 let why = format!("{error:#}");
@@ -152,11 +152,14 @@ impl Keys {
         if is_early { None } else { self.spec_of(entry).ok() }
     }
 
-    /// The volume's key, and that of the store of its sharing domain.
-    fn keys_of(&self, entry: &Entry) -> Result<(Option<VolumeKey>, Option<(VolumeId, VolumeKey)>)> {
+    fn spec_with_keys(&self, entry: &Entry) -> Result<OpenSpec> {
         let key = self.secret_of(entry, None)?.map(|(secret, _)| VolumeKey::new(&secret));
         let store = entry.root.stores.first().filter(|_| key.is_some()).map(|of| of.volume);
-        Ok((key, store.map(|store| Ok::<_, anyhow::Error>((store, self.of_store(entry, store)?))).transpose()?))
+        let mut spec = entry.spec(key);
+        if let Some(store) = store {
+            spec.store_key = Some(Box::new((store, self.of_store(entry, store)?)));
+        }
+        Ok(spec)
     }
 
     /// The key of the store by which an encrypted volume shares its content.
