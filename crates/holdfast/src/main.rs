@@ -20,7 +20,6 @@ mod nbd_uri;
 mod node;
 mod protocol;
 mod resources;
-mod verdict;
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};

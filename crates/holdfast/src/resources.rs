@@ -2,20 +2,11 @@
 
 use crate::grid::layout::DeviceConfig;
 use holdfast_api::{
-    ConfiguredDevice, Counters, DeviceHealth, DeviceParts, EdgeInfo, FirstTierUse, LedgerParts, LegParts, LegState,
-    LogParts, Parts, Provisioning, ReadCacheInfo, SegmentKind, SegmentParts, Shares, SpaceUse, VolumeInfo, VolumeSpace,
+    ConfiguredDevice, Counters, DeviceParts, EdgeInfo, FirstTierUse, LedgerParts, LegParts, LegState, LogParts, Parts,
+    Provisioning, SegmentKind, SegmentParts, Shares, SpaceUse, VolumeInfo, VolumeSpace,
 };
 use holdfast_filter::Edge;
-use holdfast_format::wire::{self, CacheStat};
 use holdfast_volume::Anatomy;
-
-pub fn device_health(health: wire::DeviceHealth) -> DeviceHealth {
-    match health {
-        wire::DeviceHealth::Opening => DeviceHealth::Opening,
-        wire::DeviceHealth::Serving => DeviceHealth::Serving,
-        wire::DeviceHealth::Failed => DeviceHealth::Failed,
-    }
-}
 
 pub fn configured(device: &DeviceConfig) -> ConfiguredDevice {
     let DeviceConfig { path, device, size_bytes } = device.clone();
@@ -26,11 +17,6 @@ pub fn configured(device: &DeviceConfig) -> ConfiguredDevice {
 pub fn device_config(device: ConfiguredDevice) -> DeviceConfig {
     let ConfiguredDevice { path, device, size_bytes } = device;
     DeviceConfig { path, device, size_bytes }
-}
-
-pub fn read_cache(stat: CacheStat) -> ReadCacheInfo {
-    let CacheStat { hits, misses, damaged, admitted_bytes, evicted_bytes, held_bytes, limit_bytes } = stat;
-    ReadCacheInfo { hits, misses, damaged, admitted_bytes, evicted_bytes, held_bytes, limit_bytes }
 }
 
 pub fn edge(edge: Edge) -> EdgeInfo {

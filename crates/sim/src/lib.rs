@@ -35,5 +35,6 @@ pub mod shards;
 mod snapshots;
 pub mod swarm;
 pub mod trace;
+pub mod why;
 pub mod workload;
 pub mod world;

@@ -53,7 +53,7 @@ struct Guest {
 }
 
 /// What volumes are on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Grid {
     /// Of one host, or hosts of one reactor each.
     pub reactors: usize,
@@ -64,6 +64,14 @@ pub struct Grid {
     pub rebuild_after: Duration,
     /// Classes of requests are forgotten.
     pub forgets_class: bool,
+    pub layout: &'static str,
+    pub nodes: u32,
+    /// Of the one disk of a node.
+    pub disk_bytes: u64,
+    pub journal_bytes: u64,
+    pub budget: Budget,
+    /// What controllers are told besides.
+    pub tune: fn(&mut holdfast_volume::Config),
 }
 
 impl Default for Grid {
@@ -75,6 +83,12 @@ impl Default for Grid {
             disk_in_flight: None,
             rebuild_after: Duration::from_secs(600),
             forgets_class: false,
+            layout: "mirror:2",
+            nodes: 3,
+            disk_bytes: 4 << 30,
+            journal_bytes: 1 << 30,
+            budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
+            tune: |_| {},
         }
     }
 }
@@ -113,15 +127,9 @@ impl Neighbours {
     }
 
     pub fn on(seed: u64, grid: Grid, homes: &[Home]) -> Neighbours {
-        let Grid { reactors, are_hosts, isolation, disk_in_flight, rebuild_after, forgets_class } = grid;
+        let Grid { reactors, are_hosts, isolation, rebuild_after, forgets_class, .. } = grid;
         let mut world = World::new(seed, false);
-        let sizing = store::JournalSizing { journal_bytes: 1 << 30, unit_bytes: 1 << 20, shard_bytes_mean: 64 << 10 };
-        for n in 1..=3 {
-            let mut config = store::NodeConfig::new(world.grid, NodeId(n), InstanceId(0));
-            config.disk_in_flight_max = disk_in_flight.unwrap_or(config.disk_in_flight_max);
-            let node = world.add_node(config, sizing, &[4 << 30]);
-            world.start_node(node);
-        }
+        Neighbours::start_nodes(&mut world, grid);
         (0..if are_hosts { reactors } else { 1 }).for_each(|_| _ = world.add_host());
         let mutations = holdfast_host::Mutations { turn_forgets_class: forgets_class, ..Default::default() };
         let machines = (0..reactors).map(|reactor| {
@@ -131,7 +139,7 @@ impl Neighbours {
                 grid: world.grid,
                 name: if are_hosts { format!("host{reactor}") } else { "host".to_string() },
                 instance: InstanceId((reactor as u128 + 1) << 64),
-                budget: Budget { writeback_bytes: 1 << 30, map_cache_bytes: 64 << 20, read_ahead_bytes: 0 },
+                budget: grid.budget,
                 care: Care { rebuild_after, scrub_every: Duration::from_secs(14 * 86_400) },
                 isolation,
                 packing: PackingShare::default(),
@@ -139,7 +147,7 @@ impl Neighbours {
                 expected_volumes: homes.len(),
                 mutations,
                 of_controllers: holdfast_volume::Mutations::default(),
-                tune: |_| {},
+                tune: grid.tune,
             };
             HostMachine::new(Host::new(&config))
         });
@@ -149,12 +157,23 @@ impl Neighbours {
         let reactors = attached.map(|(reactor, machine)| world.attach(host_of(reactor), machine)).collect();
         let (guests, next_guest, is_busy, sums, shares) = (BTreeMap::new(), 0, true, 0, 0);
         let mut run = Neighbours { world, reactors, homes: homes.to_vec(), guests, next_guest, is_busy, sums, shares };
-        run.open_all(are_hosts);
+        run.open_all(are_hosts, grid.layout);
         run
     }
 
-    fn open_all(&mut self, are_hosts: bool) {
-        let layout: Layout = "mirror:2".parse().expect("a layout");
+    fn start_nodes(world: &mut World<HostMachine>, grid: Grid) {
+        let sizing =
+            store::JournalSizing { journal_bytes: grid.journal_bytes, unit_bytes: 1 << 20, shard_bytes_mean: 64 << 10 };
+        for n in 1..=grid.nodes {
+            let mut config = store::NodeConfig::new(world.grid, NodeId(n), InstanceId(0));
+            config.disk_in_flight_max = grid.disk_in_flight.unwrap_or(config.disk_in_flight_max);
+            let node = world.add_node(config, sizing, &[grid.disk_bytes]);
+            world.start_node(node);
+        }
+    }
+
+    fn open_all(&mut self, are_hosts: bool, layout: &str) {
+        let layout: Layout = layout.parse().expect("a layout");
         let limits: Limits = self
             .homes
             .iter()
@@ -194,6 +213,11 @@ impl Neighbours {
     pub fn give_least_share(&mut self) {
         let message = Sibling::Share(Share::Units(SHARE_MIN));
         self.tell(0, Event::Sibling { reactor: 0, message });
+    }
+
+    /// The host that has a volume, and what it is called there.
+    pub fn home_of(&self, volume: usize) -> (&Host, String) {
+        (self.host(self.homes[volume].reactor), name_of(volume))
     }
 
     /// How a volume fares among others.

@@ -3,11 +3,11 @@
 use super::format::{print, print_json, print_table, table};
 use super::status::{Rates, Sample, rates};
 use crate::grid::layout::GridDir;
-use crate::verdict::ms;
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{Times, VolumeInfo};
 use holdfast_base::size::Size;
+use holdfast_verdict::ms;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;

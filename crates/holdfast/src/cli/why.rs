@@ -3,10 +3,10 @@
 use super::format::{print, print_json, table};
 use crate::client;
 use crate::grid::layout::GridDir;
-use crate::verdict::{self, Facts, Verdict, ms};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, Request, Response, SlowInfo, SlowKind, refuse};
+use holdfast_verdict::{Facts, Verdict, ms};
 use serde_json::{Value, json};
 
 #[derive(Args, Debug)]
@@ -56,7 +56,7 @@ pub fn run(args: &WhyArgs, dir: &GridDir, json: bool) -> Result<()> {
         .into_iter()
         .filter_map(|(name, kind, writes)| {
             let kind = kind.as_ref()?;
-            Some((name, kind, verdict::of(kind, Facts { writes, ..facts })))
+            Some((name, kind, holdfast_verdict::of(kind, Facts { writes, ..facts })))
         })
         .collect();
     if json {

@@ -11,13 +11,13 @@ use holdfast_api::{
     DeviceHealth, DeviceInfo, LinkState, LongTurn, Neighbour, NodeInfo, OutageInfo, Parts, SlowInfo, VolumeInfo,
 };
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
-use holdfast_format::drive::DriveReport;
-use holdfast_format::wire::{DeviceStat, DeviceTrouble, OpTimes, Reply, Request};
+use holdfast_format::wire::{DeviceTrouble, Reply, Request};
 use holdfast_host::homes::Share;
 use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::views::{self, Published, SharingView};
 use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling};
 use holdfast_runtime::reactor::{Io, ListenError};
+use holdfast_verdict::told;
 use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -238,8 +238,8 @@ impl Shell {
             Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
-            Command::Slow { name, answer } => answer.tell(self.slow_of(now, &name)),
-            Command::Loads { answer } => answer.tell(self.loads(now)),
+            Command::Slow { name, answer } => answer.tell(told::slow_of(&self.host, now, &name).map(Box::new)),
+            Command::Loads { answer } => answer.tell(told::loads(&self.host, now)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
             Command::Reservations { answer } => answer.tell(self.host.reservations().clone()),
@@ -329,8 +329,8 @@ impl Shell {
                         let drive = link.drives.iter().find(|(device, _)| *device == stat.device);
                         let drive = drive.map(|(_, report)| report.clone());
                         let trouble = link.troubles.iter().find(|trouble| trouble.device == stat.device);
-                        let info = self.device_info(stat, drive, left.get(&stat.device).copied(), slow);
-                        with_trouble(info, trouble)
+                        let left = left.get(&stat.device).copied();
+                        with_trouble(DeviceInfo { drive, ..told::device_of(&self.host, stat, left, slow) }, trouble)
                     })
                     .collect(),
                 machine: None,
@@ -347,44 +347,6 @@ impl Shell {
         let (uptime, packing_cpu) = (now.since(self.started), self.packers.cpu());
         let packing = self.host.packing(now);
         LiveStatus { uptime, nodes: nodes.collect(), volumes, longest_turn, packing_cpu, packing }
-    }
-
-    fn device_info(
-        &self,
-        stat: &DeviceStat,
-        drive: Option<DriveReport>,
-        left: Option<u64>,
-        slow: Option<(Duration, bool)>,
-    ) -> DeviceInfo {
-        let told = |times: OpTimes| (times.samples > 0).then_some(times.p99_us);
-        let (reserve_bytes, spare_bytes) = self.host.reserve_and_spare_bytes(stat.capacity_bytes);
-        let reserve_bytes = reserve_bytes.min(stat.free_bytes);
-        DeviceInfo {
-            device: stat.device.to_string(),
-            health: resources::device_health(stat.health),
-            capacity_bytes: stat.capacity_bytes,
-            free_bytes: stat.free_bytes,
-            reserve_bytes,
-            spare_bytes: spare_bytes.min(stat.free_bytes - reserve_bytes),
-            journal_bytes: stat.journal_bytes,
-            journal_used_bytes: stat.journal_used_bytes,
-            shards: stat.shard_count,
-            class: stat.media,
-            class_set: stat.media_is_set,
-            read_cache: stat.read_cache.map(resources::read_cache),
-            drive,
-            draining: left.is_some(),
-            left,
-            read_p99_us: told(stat.reads),
-            write_p99_us: told(stat.writes),
-            io_errors: stat.io_errors,
-            flush_us: (stat.flush_us > 0).then_some(stat.flush_us),
-            slow_s: slow.map(|(span, _)| span.as_secs()),
-            bypassed: slow.is_some_and(|(_, bypassed)| bypassed),
-            errors_within_s: None,
-            retries: 0,
-            outage: None,
-        }
     }
 }
 

@@ -23,7 +23,6 @@ use super::record_watch;
 use super::records::Records;
 use super::revocation::Revocations;
 use super::sharing::{NO_DOMAIN, check_stays};
-use super::slow;
 use super::steward::{self, Stewardship};
 use super::upkeep;
 use super::volume_info::{integrity_of, provisioning_of};
@@ -54,6 +53,7 @@ use holdfast_host::{
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
+use holdfast_verdict::told;
 use holdfast_volume::Question;
 use holdfast_volume::protect::{self, Protect};
 use std::collections::{BTreeMap, BTreeSet};
@@ -639,7 +639,7 @@ impl ControlPlane {
         let volume = Box::new(self.show(name)?);
         let mut slow = self.ask(|answer| Command::Slow { name: name.to_string(), answer })?;
         if let Some(slow) = &mut slow {
-            slow.others = slow::others(self.ask(|answer| Command::Loads { answer })?, name);
+            slow.others = told::others(self.ask(|answer| Command::Loads { answer })?, name);
         }
         Ok(Response::Slow { volume, slow })
     }

@@ -48,7 +48,6 @@ mod revocation;
 mod separate;
 mod sharing;
 pub mod signer;
-mod slow;
 mod start;
 mod steward;
 mod stop;

@@ -1,7 +1,6 @@
 //! Volumes in service as the API tells of them.
 
 use super::Shell;
-use super::slow::us;
 use crate::resources;
 use holdfast_api::{
     FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, Times, VolumeInfo, VolumeLive, VolumeState,
@@ -101,6 +100,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
     let writers = volume.writers_view(head);
     let now = clock::now();
     let [reads, writes] = volume.times(now, head);
+    let us = |span: Duration| span.as_micros() as u64;
     let times = |(p50, p99): (Duration, Duration)| Times { p50_us: us(p50), p99_us: us(p99) };
     VolumeInfo {
         name: name.to_string(),

@@ -61,10 +61,16 @@ const EDGES: &[Allowed] = &[
         ],
         theirs: Some(&[]),
     },
+    Allowed {
+        name: "holdfast-verdict",
+        ours: &["holdfast-api", "holdfast-base", "holdfast-filter", "holdfast-format", "holdfast-host"],
+        theirs: Some(&["serde"]),
+    },
     Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },
     Allowed {
         name: "holdfast-sim",
         ours: &[
+            "holdfast-api",
             "holdfast-base",
             "holdfast-cipher",
             "holdfast-cluster",
@@ -73,6 +79,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-host",
             "holdfast-qos",
             "holdfast-store",
+            "holdfast-verdict",
             "holdfast-volume",
             "holdfast-erasure",
         ],
@@ -92,6 +99,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-host",
             "holdfast-runtime",
             "holdfast-store",
+            "holdfast-verdict",
             "holdfast-volume",
         ],
         theirs: None,

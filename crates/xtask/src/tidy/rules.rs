@@ -10,7 +10,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Crates that decide without I/O: state machines that take the time as an argument.
 const SANS_IO: &[&str] = &[
     "api", "base", "cipher", "cluster", "compress", "erasure", "format", "frontend", "filter", "host", "qos", "sim",
-    "stages", "store", "volume",
+    "stages", "store", "verdict", "volume",
 ];
 
 /// Sources in those crates that are shells, not machines: the simulator's program reports, counts seconds, and runs seeds

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates whose code the simulator runs.
-const DRIVEN: [&str; 12] = [
-    "base", "cipher", "cluster", "compress", "erasure", "filter", "format", "host", "qos", "stages", "store", "volume",
+const DRIVEN: [&str; 13] = [
+    "base", "cipher", "cluster", "compress", "erasure", "filter", "format", "host", "qos", "stages", "store",
+    "verdict", "volume",
 ];
 
 /// Crates that do I/O, or stand around what does.

@@ -1,6 +1,6 @@
 //! Why a volume's requests are slow, in a sentence: from what its host and its nodes tell, and nothing else.
 //!
-//! Role: a pure function, as [`crate::findings`] is. Of the stage in which the slow requests spent most it says who is to
+//! Role: a pure function. Of the stage in which the slow requests spent most it says who is to
 //! blame there, and what to do. Where requests are slow all alike, the stage in which they are for longest is meant.
 
 use holdfast_api::{DeviceInfo, FilterInfo, LinkState, Neighbour, NodeInfo, SlowInfo, SlowKind, SlowStage};
