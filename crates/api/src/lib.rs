@@ -33,7 +33,7 @@ pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, S
 pub use qos::{FloorInfo, MeasuredInfo, QosInfo};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
-pub use slow::{Neighbour, SlowInfo, SlowKind, SlowRequest, SlowStage};
+pub use slow::{Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo};
 pub use volume::{
     Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,
     VolumeSpace, VolumeState,

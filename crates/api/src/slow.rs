@@ -10,6 +10,11 @@ pub struct SlowInfo {
     pub reads: Option<SlowKind>,
     /// Discards and zeroings are among them.
     pub writes: Option<SlowKind>,
+    /// What is not answered yet counts in neither.
+    #[serde(default)]
+    pub reads_under_way: UnderWayInfo,
+    #[serde(default)]
+    pub writes_under_way: UnderWayInfo,
     /// Requests of it that had to wait for their turn, and those of them that its own limit held.
     pub waited: u64,
     pub held_by_limit: u64,
@@ -17,6 +22,26 @@ pub struct SlowInfo {
     pub has_window: bool,
     /// Other volumes and clones of the host, the busiest first.
     pub others: Vec<Neighbour>,
+    /// Of the host's thread that serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<ProcessorInfo>,
+}
+
+/// Requests that have had their turn and are not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct UnderWayInfo {
+    pub count: u64,
+    /// Of the first of them.
+    pub oldest_us: u64,
+}
+
+/// A thread and its processor, in the last minute or two: thousandths of the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ProcessorInfo {
+    /// It had one.
+    pub busy_per_mille: u64,
+    /// It could have gone on, and others had all of them.
+    pub waited_per_mille: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -28,6 +53,9 @@ pub struct SlowKind {
     /// The slowest in a hundred, and all that took about as long.
     pub slow: u64,
     pub stages: Vec<SlowStage>,
+    /// Each request is with the node that it waited for longest.
+    #[serde(default)]
+    pub nodes: Vec<SlowNode>,
     /// The slowest first.
     pub slowest: Vec<SlowRequest>,
 }
@@ -45,10 +73,25 @@ pub struct SlowStage {
     pub slow_per_mille: u64,
 }
 
+/// Requests that waited for this node longer than for any other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SlowNode {
+    pub node: u32,
+    pub count: u64,
+    /// What all of them waited for it together.
+    pub us: u64,
+    /// The slow ones among them.
+    pub slow: u64,
+    pub slow_us: u64,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SlowRequest {
     pub ago_ms: u64,
     pub took_us: u64,
+    /// The node that it waited for longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// Microseconds by stage, without those that took none.
     pub stages: BTreeMap<String, u64>,
 }

@@ -149,6 +149,13 @@ impl Requests {
         }
     }
 
+    /// Of a head's requests of that kind that go on, unanswered: how many, and since when the first of them does.
+    pub fn on_their_way(&self, head: HeadId, kind: Kind) -> (u64, Option<Instant>) {
+        let is_of = |way: &Way| way.asked.is_some_and(|(_, of, what)| (of, what) == (head, kind));
+        let own = self.origins.iter().filter(|(_, of)| is_of(&of.way)).filter_map(|(_, of)| of.way.went_at);
+        own.fold((0, None), |(count, first), at| (count + 1, Some(first.map_or(at, |first: Instant| first.min(at)))))
+    }
+
     /// Whether the request is here, and has had no turn that counts.
     pub fn waits_for_turn(&self, request: RequestToken) -> bool {
         self.origins.get(Token(request.0)).is_some_and(|of| of.turn.is_none())

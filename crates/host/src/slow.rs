@@ -130,6 +130,16 @@ impl Host {
         Some(KINDS.map(|kind| volume.recorder(head)?.report(now, kind)))
     }
 
+    /// Reads, and writes, of a volume or clone that have had their turn and are not answered: how many, and for how long the
+    /// first of them is under way. Requests that hang count nowhere else.
+    pub fn under_way(&self, now: Instant, name: &str) -> [(u64, Duration); 2] {
+        let Some((volume, head)) = self.find(name) else { return Default::default() };
+        KINDS.map(|kind| {
+            let (count, since) = volume.requests.on_their_way(head, kind);
+            (count, since.map_or(Duration::ZERO, |since| now.since(since)))
+        })
+    }
+
     /// How many waited for their turn in the last minute or two.
     pub fn waits(&self, name: &str) -> Waits {
         let Some((at, head)) = self.volumes.find_open(name) else { return Waits::default() };

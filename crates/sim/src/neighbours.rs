@@ -14,8 +14,8 @@ use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
-    Budget, Caller, Care, Connection, Effect, Event, Figures, Host, Isolation, Kind, Limits, Lists, OpenSpec, Order,
-    PackingShare, Report, Room, Sibling, Source,
+    Budget, Caller, Care, Connection, Effect, Event, Figures, GroupMemberAt, GroupOrder, Host, Isolation, Kind, Limits,
+    Lists, OpenSpec, Order, PackingShare, Report, Room, Sibling, Source,
 };
 use holdfast_qos::Share;
 use holdfast_store as store;
@@ -43,6 +43,9 @@ pub struct Load {
     pub in_flight: u64,
     pub bytes: u64,
     pub reads: bool,
+    /// Where the first is, and from each to the next, in requests: one is in order.
+    pub at: u64,
+    pub step: u64,
 }
 
 struct Guest {
@@ -101,6 +104,8 @@ pub struct Neighbours {
     next_guest: u64,
     /// They ask again when they are answered.
     is_busy: bool,
+    /// What reactors hear of a group of snapshots is not told to the one that takes it.
+    pub are_mute: bool,
     /// Sums and shares that went from reactor to reactor.
     pub sums: u64,
     pub shares: u64,
@@ -155,8 +160,17 @@ impl Neighbours {
         let host_of = |reactor| if are_hosts { reactor } else { 0 };
         let attached = machines.into_iter().enumerate();
         let reactors = attached.map(|(reactor, machine)| world.attach(host_of(reactor), machine)).collect();
-        let (guests, next_guest, is_busy, sums, shares) = (BTreeMap::new(), 0, true, 0, 0);
-        let mut run = Neighbours { world, reactors, homes: homes.to_vec(), guests, next_guest, is_busy, sums, shares };
+        let mut run = Neighbours {
+            world,
+            reactors,
+            homes: homes.to_vec(),
+            guests: BTreeMap::new(),
+            next_guest: 0,
+            is_busy: true,
+            are_mute: false,
+            sums: 0,
+            shares: 0,
+        };
         run.open_all(are_hosts, grid.layout);
         run
     }
@@ -230,6 +244,14 @@ impl Neighbours {
         self.guests[&guest].answered
     }
 
+    /// Has snapshots of that name taken of all volumes, at one instant.
+    pub fn take_group(&mut self, name: &str) {
+        let member = |(volume, home): (usize, &Home)| GroupMemberAt { volume: name_of(volume), reactor: home.reactor };
+        let members = self.homes.iter().enumerate().map(member).collect();
+        self.order(0, Order::SnapshotGroup(GroupOrder { members, name: name.to_string(), created_ms: 0 }));
+        self.see_to();
+    }
+
     fn order(&mut self, reactor: usize, order: Order) {
         self.tell(reactor, Event::Order { ticket: u64::MAX, order });
     }
@@ -260,7 +282,7 @@ impl Neighbours {
     /// Writes all of a volume, in what goes to segments at once.
     pub fn fill(&mut self, volume: usize) {
         let bytes = 1 << 20;
-        let guest = self.come(Load { volume, in_flight: 8, bytes, reads: false });
+        let guest = self.come(Load { volume, in_flight: 8, bytes, reads: false, at: 0, step: 1 });
         while self.answered(guest) < SIZE_BYTES / bytes {
             self.pass(Duration::from_millis(10));
         }
@@ -299,8 +321,8 @@ impl Neighbours {
 
     fn ask(&mut self, to: Token) {
         let guest = self.guests.get_mut(&to).expect("it is there");
-        let Load { volume, bytes, reads, .. } = guest.load;
-        let range = ByteRange { offset: guest.asked * bytes % SIZE_BYTES, len: bytes };
+        let Load { volume, bytes, reads, at, step, .. } = guest.load;
+        let range = ByteRange { offset: (at + guest.asked * step * bytes) % SIZE_BYTES, len: bytes };
         let op = match reads {
             true => BlockOp::Read(range),
             false => BlockOp::Write { offset: range.offset, data: Buf::zeroes(bytes as usize) },
@@ -325,6 +347,7 @@ impl Neighbours {
                             }
                         }
                     }
+                    Effect::Sibling { message: Sibling::Heard { .. }, .. } if self.are_mute => {}
                     Effect::Sibling { reactor: to, message } => {
                         self.sums += u64::from(matches!(message, Sibling::Sums(_)));
                         self.shares += u64::from(matches!(message, Sibling::Share(_)));

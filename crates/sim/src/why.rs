@@ -4,7 +4,7 @@
 //! sentence are what the real machines say.
 
 use crate::neighbours::Neighbours;
-use holdfast_api::{LinkState, NodeInfo};
+use holdfast_api::{LinkState, NodeInfo, SlowInfo};
 use holdfast_host::{Host, Kind};
 use holdfast_verdict::{Facts, Verdict, told};
 
@@ -12,15 +12,20 @@ impl Neighbours {
     /// What is said of the requests of one kind; `None` where there were none.
     pub fn why(&self, volume: usize, kind: Kind) -> Option<Verdict> {
         let (host, name) = self.home_of(volume);
-        let mut slow = told::slow_of(host, self.world.now(), &name)?;
-        slow.others = told::others(told::loads(host, self.world.now()), &name);
+        let slow = self.slow(volume)?;
         let (found, head) = host.find(&name)?;
         let limit = found.id_of(head).and_then(|id| host.limit_of(id));
         let nodes = self.nodes_as_told(host);
         let writes = kind == Kind::Write;
-        let facts = Facts { name: &name, limit, filters: &[], slow: &slow, nodes: &nodes, writes };
-        let requests = if writes { &slow.writes } else { &slow.reads };
-        requests.as_ref().map(|requests| holdfast_verdict::of(requests, facts))
+        holdfast_verdict::of(Facts { name: &name, limit, filters: &[], slow: &slow, nodes: &nodes, writes })
+    }
+
+    /// What the host tells of a volume that it serves.
+    pub fn slow(&self, volume: usize) -> Option<SlowInfo> {
+        let (host, name) = self.home_of(volume);
+        let mut slow = told::slow_of(host, self.world.now(), &name)?;
+        slow.others = told::others(told::loads(host, self.world.now()), &name);
+        Some(slow)
     }
 
     fn nodes_as_told(&self, host: &Host) -> Vec<NodeInfo> {

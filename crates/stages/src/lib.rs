@@ -12,6 +12,8 @@
 //! sums of each stage are kept. What a stage has of the slow is what they spent there beyond the median of all: a stage in
 //! which all requests are for long makes none of them slow.
 //!
+//! **The node** that a request waited for longest is kept with it, whether it answered in the end or another one did for it.
+//!
 //! Invariant: stages of a request add up to what it took, [`Stage::Rest`] has what nobody marked.
 
 mod histogram;
@@ -19,5 +21,5 @@ mod recorder;
 mod trail;
 
 pub use histogram::Histogram;
-pub use recorder::{Kind, Recorder, Report, SLOWEST_MAX, Slow, StageReport};
+pub use recorder::{Kind, NodeReport, Recorder, Report, SLOWEST_MAX, Slow, StageReport};
 pub use trail::{Spans, Stage, Trail};

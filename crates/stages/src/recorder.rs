@@ -2,7 +2,7 @@
 
 use crate::histogram::{Histogram, least_us, quantile, quantile_among};
 use crate::trail::{Spans, Stage};
-use holdfast_base::Instant;
+use holdfast_base::{Instant, NodeId};
 use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +24,9 @@ const TYPICAL_MIN: u64 = 100;
 /// What counts as slow is looked at again after so many requests.
 const LOOK_EVERY: u64 = 256;
 
+/// Nodes of a volume that are counted: more than any has.
+const NODES_MAX: usize = 64;
+
 const STAGES: usize = Stage::ALL.len();
 
 /// A slow request.
@@ -33,10 +36,29 @@ pub struct Slow {
     pub spans: Spans,
 }
 
+/// Requests that waited for a node longer than for any other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeReport {
+    pub node: NodeId,
+    pub count: u64,
+    /// All microseconds that they waited for it.
+    pub us: u64,
+    /// The slow ones among them.
+    pub slow: u64,
+    pub slow_us: u64,
+}
+
+impl NodeReport {
+    fn new(node: NodeId) -> NodeReport {
+        NodeReport { node, count: 0, us: 0, slow: 0, slow_us: 0 }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Window {
     all: Histogram,
     stages: [Histogram; STAGES],
+    nodes: Vec<NodeReport>,
     /// Of the slow ones: how many, and all microseconds by stage.
     slow: u64,
     slow_us: [u64; STAGES],
@@ -52,7 +74,9 @@ impl Window {
         for (stage, histogram) in Stage::ALL.iter().zip(&mut self.stages).filter(|(stage, _)| spans.us(**stage) > 0) {
             histogram.count(spans.us(*stage));
         }
-        if slow_us.is_some_and(|least| took >= least) {
+        let is_slow = slow_us.is_some_and(|least| took >= least);
+        self.count_node(spans, is_slow);
+        if is_slow {
             self.slow += 1;
             for (stage, sum) in Stage::ALL.iter().zip(&mut self.slow_us) {
                 *sum += spans.us(*stage);
@@ -64,6 +88,22 @@ impl Window {
             self.slowest.truncate(SLOWEST_MAX - 1);
             let at = self.slowest.partition_point(|other| other.spans.total_us() >= took);
             self.slowest.insert(at, Slow { at: now, spans: *spans });
+        }
+    }
+
+    fn count_node(&mut self, spans: &Spans, is_slow: bool) {
+        let Some((node, us)) = spans.node() else { return };
+        let of = match self.nodes.iter().position(|of| of.node == node) {
+            Some(at) => &mut self.nodes[at],
+            None if self.nodes.len() < NODES_MAX => {
+                self.nodes.push(NodeReport::new(node));
+                self.nodes.last_mut().expect("just added")
+            }
+            None => return,
+        };
+        (of.count, of.us) = (of.count + 1, of.us + us);
+        if is_slow {
+            (of.slow, of.slow_us) = (of.slow + 1, of.slow_us + us);
         }
     }
 }
@@ -145,8 +185,24 @@ impl Series {
             p99,
             slow,
             stages: Stage::ALL.iter().map(stage).collect(),
+            nodes: self.nodes(),
             slowest,
         })
+    }
+
+    fn nodes(&self) -> Vec<NodeReport> {
+        let mut sums: Vec<NodeReport> = Vec::new();
+        for of in self.windows().flat_map(|window| &window.nodes) {
+            match sums.iter_mut().find(|sum| sum.node == of.node) {
+                Some(sum) => {
+                    (sum.count, sum.us) = (sum.count + of.count, sum.us + of.us);
+                    (sum.slow, sum.slow_us) = (sum.slow + of.slow, sum.slow_us + of.slow_us);
+                }
+                None => sums.push(*of),
+            }
+        }
+        sums.sort_by_key(|of| of.node);
+        sums
     }
 }
 
@@ -171,6 +227,7 @@ pub struct Report {
     /// How many were slow.
     pub slow: u64,
     pub stages: Vec<StageReport>,
+    pub nodes: Vec<NodeReport>,
     pub slowest: Vec<Slow>,
 }
 
@@ -269,6 +326,24 @@ mod tests {
         assert!(report.per_mille(Stage::Nodes) > 980, "{:?}", report.stages);
         assert_eq!((report.slowest.len(), report.slowest[0].spans.total_us()), (SLOWEST_MAX, 9_005));
         assert_eq!(recorder.report(at(20_000), Kind::Write), None);
+    }
+
+    #[test]
+    fn the_slow_ones_are_counted_by_the_node_that_they_waited_for() {
+        let mut recorder = Recorder::default();
+        for n in 0..10_000u64 {
+            let (node, us) = if n % 50 == 49 { (2, 9_000) } else { (1 + n as u32 % 3, 300) };
+            let mut spans = spans(&[(Stage::Network, us)]);
+            spans.wait_for(NodeId(node), Duration::from_micros(us));
+            // Over more than one window.
+            recorder.record(at(n * 10), Kind::Read, &spans);
+        }
+        let report = recorder.report(at(100_000), Kind::Read).expect("there were some");
+        let nodes: Vec<u32> = report.nodes.iter().map(|of| of.node.0).collect();
+        assert_eq!((nodes, report.nodes.iter().map(|of| of.count).sum()), (vec![1, 2, 3], 10_000u64));
+        let slow: Vec<(bool, bool)> = report.nodes.iter().map(|of| (of.slow > 0, of.slow_us > 1_000_000)).collect();
+        assert_eq!(slow, [(false, false), (true, true), (false, false)], "{:?}", report.nodes);
+        assert_eq!(report.slow, report.nodes[1].slow);
     }
 
     #[test]

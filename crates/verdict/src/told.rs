@@ -1,6 +1,9 @@
 //! Where the time of requests goes, as the API tells of it.
 
-use holdfast_api::{DeviceHealth, DeviceInfo, Neighbour, ReadCacheInfo, SlowInfo, SlowKind, SlowRequest, SlowStage};
+use holdfast_api::{
+    DeviceHealth, DeviceInfo, Neighbour, ReadCacheInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage,
+    UnderWayInfo,
+};
 use holdfast_base::Instant;
 use holdfast_format::wire::{self, CacheStat, DeviceStat, OpTimes};
 use holdfast_host::{Host, Kind, Report, Spans, Stage, Waits};
@@ -30,7 +33,15 @@ fn kind_of(now: Instant, kind: Kind, report: Report) -> SlowKind {
     let slowest = report.slowest.iter().map(|slow| SlowRequest {
         ago_ms: now.since(slow.at).as_millis() as u64,
         took_us: slow.spans.total_us(),
+        node: slow.spans.node().map(|(node, _)| node.0),
         stages: by_stage(kind, &slow.spans).collect(),
+    });
+    let nodes = report.nodes.iter().map(|of| SlowNode {
+        node: of.node.0,
+        count: of.count,
+        us: of.us,
+        slow: of.slow,
+        slow_us: of.slow_us,
     });
     SlowKind {
         count: report.count,
@@ -39,6 +50,7 @@ fn kind_of(now: Instant, kind: Kind, report: Report) -> SlowKind {
         p99_us: us_of(report.p99),
         slow: report.slow,
         stages: stages.collect(),
+        nodes: nodes.collect(),
         slowest: slowest.collect(),
     }
 }
@@ -49,7 +61,20 @@ pub fn slow_of(host: &Host, now: Instant, name: &str) -> Option<SlowInfo> {
     let told = |kind, report: Option<Report>| report.map(|report| kind_of(now, kind, report));
     let (reads, writes) = (told(Kind::Read, reads), told(Kind::Write, writes));
     let Waits { waited, held_by_limit } = host.waits(name);
-    Some(SlowInfo { reads, writes, waited, held_by_limit, has_window: host.has_window(), others: Vec::new() })
+    let under_way = host.under_way(now, name);
+    let [reads_under_way, writes_under_way] =
+        under_way.map(|(count, oldest)| UnderWayInfo { count, oldest_us: us_of(oldest) });
+    Some(SlowInfo {
+        reads,
+        writes,
+        reads_under_way,
+        writes_under_way,
+        waited,
+        held_by_limit,
+        has_window: host.has_window(),
+        others: Vec::new(),
+        processor: None,
+    })
 }
 
 /// What volumes and clones of a host were asked for of late.

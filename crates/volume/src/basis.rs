@@ -4,7 +4,7 @@
 
 use crate::api::Config;
 use crate::turn::PAUSE;
-use holdfast_base::{Epoch, Instant, SegmentId, VolumeId};
+use holdfast_base::{Epoch, Instant, NodeId, SegmentId, VolumeId};
 use holdfast_format::geometry::Layout;
 use holdfast_format::record::SegmentNo;
 use holdfast_format::root::Root;
@@ -15,17 +15,20 @@ use std::time::Duration;
 /// What a node has answered, and what it tells of its part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
+    pub(crate) node: NodeId,
     pub(crate) asked_at: Instant,
     pub(crate) times: Option<NodeTimes>,
+    /// The node that was asked for the same before, and did not answer well or in time.
+    pub(crate) instead_of: Option<NodeId>,
 }
 
 impl Answer {
     /// Ends what a request spent at nodes at this instant, by the answer that came last.
     pub(crate) fn mark(answer: Option<Answer>, now: Instant, trail: &mut Trail) {
-        let Some(Answer { asked_at, times }) = answer else { return trail.mark(now, Stage::Nodes) };
+        let Some(Answer { node, asked_at, times, instead_of }) = answer else { return trail.mark(now, Stage::Nodes) };
         let us = |us: u32| Duration::from_micros(us.into());
-        trail.mark(asked_at, Stage::SecondRound);
-        trail.mark_node(now, times.map(|times| (us(times.queue_us), us(times.device_us))));
+        trail.mark_for(asked_at, Stage::SecondRound, instead_of);
+        trail.mark_node(now, node, times.map(|times| (us(times.queue_us), us(times.device_us))));
     }
 }
 

@@ -24,7 +24,7 @@
 
 pub(crate) use crate::api::Out;
 use crate::api::{Config, Counters, Effect, Event, Lane, Notice, State, Target};
-use crate::basis::{Answer, Basis};
+use crate::basis::Basis;
 use crate::care::{Around, Care, CleanRead, Cleaned, Header, Looked, Made, Mover, Read, Walk, Walked, Wrong};
 use crate::io::quiesce::Quiesce;
 use crate::io::read::{ReadOp, ReadQueue};
@@ -215,7 +215,7 @@ impl Controller {
             Event::NodeDown { node } => self.on_node_down(node, out),
             Event::Node { node, token, reply, times, payload } => {
                 if let Some(call) = self.peers.on_answer(self.basis.now, node, Token(token)) {
-                    self.basis.answer = Some(Answer { asked_at: call.sent_at, times });
+                    self.basis.answer = Some(self.answer_to(&call, times));
                     self.on_answer(call, reply, payload, out);
                 }
             }

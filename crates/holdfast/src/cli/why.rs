@@ -52,11 +52,10 @@ pub fn run(args: &WhyArgs, dir: &GridDir, json: bool) -> Result<()> {
     let limit = volume.limit.as_deref();
     let facts = Facts { name, limit, filters: &filters, slow: &slow, nodes: &nodes, writes: false };
     let kinds = [("reads", &slow.reads, false), ("writes", &slow.writes, true)];
-    let found: Vec<(&str, &SlowKind, Verdict)> = kinds
+    let found: Vec<Found> = kinds
         .into_iter()
         .filter_map(|(name, kind, writes)| {
-            let kind = kind.as_ref()?;
-            Some((name, kind, holdfast_verdict::of(kind, Facts { writes, ..facts })))
+            Some((name, kind.as_ref(), holdfast_verdict::of(Facts { writes, ..facts })?))
         })
         .collect();
     if json {
@@ -65,16 +64,22 @@ pub fn run(args: &WhyArgs, dir: &GridDir, json: bool) -> Result<()> {
     if found.is_empty() {
         return print(format!("{name}: nothing was asked of it in the last two minutes"));
     }
-    found.iter().try_for_each(|(what, kind, verdict)| show(name, what, kind, verdict, *requests))
+    found.iter().try_for_each(|(what, kind, verdict)| {
+        kind.map_or(Ok(()), |kind| show(name, what, kind, *requests))?;
+        print(format!("verdict: {}\n", verdict.text))
+    })
 }
 
-fn as_json(name: &str, slow: &SlowInfo, found: &[(&str, &SlowKind, Verdict)]) -> Value {
+/// Of one kind of requests: figures of those that were answered, if any were, and the sentence.
+type Found<'a> = (&'a str, Option<&'a SlowKind>, Verdict);
+
+fn as_json(name: &str, slow: &SlowInfo, found: &[Found]) -> Value {
     let verdicts: serde_json::Map<String, Value> =
         found.iter().map(|(what, _, verdict)| ((*what).to_string(), json!(verdict))).collect();
     json!({ "volume": name, "slow": slow, "verdicts": verdicts })
 }
 
-fn show(name: &str, what: &str, kind: &SlowKind, verdict: &Verdict, requests: bool) -> Result<()> {
+fn show(name: &str, what: &str, kind: &SlowKind, requests: bool) -> Result<()> {
     let rate = kind.count as f64 * 1000.0 / kind.over_ms.max(1) as f64;
     print(format!(
         "{name} {what}, last {} s: {rate:.0} a second, p50 {}, p99 {}",
@@ -98,12 +103,13 @@ fn show(name: &str, what: &str, kind: &SlowKind, verdict: &Verdict, requests: bo
             let stages: Vec<String> = slow.stages.iter().map(|(stage, us)| format!("{stage} {}", ms(*us))).collect();
             let ago = slow.ago_ms as f64 / 1000.0;
             print(format!(
-                "  {} took {}, {ago:.1} s ago: {}",
+                "  {} took {}, {ago:.1} s ago: {}{}",
                 &what[..what.len() - 1],
                 ms(slow.took_us),
-                stages.join(", ")
+                stages.join(", "),
+                slow.node.map_or(String::new(), |node| format!("; node {node} longest"))
             ))?;
         }
     }
-    print(format!("verdict: {}\n", verdict.text))
+    Ok(())
 }

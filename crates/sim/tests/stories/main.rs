@@ -21,3 +21,4 @@ mod stalls;
 mod swarm;
 mod tiers;
 mod two_nodes;
+mod verdicts;

@@ -15,11 +15,11 @@ fn home(reactor: usize, limit: &'static str) -> Home {
 }
 
 fn writes(volume: usize, in_flight: u64, bytes: u64) -> Load {
-    Load { volume, in_flight, bytes, reads: false }
+    Load { volume, in_flight, bytes, reads: false, at: 0, step: 1 }
 }
 
 fn reads(volume: usize, in_flight: u64, bytes: u64) -> Load {
-    Load { volume, in_flight, bytes, reads: true }
+    Load { volume, in_flight, bytes, reads: true, at: 0, step: 1 }
 }
 
 /// Reads of both volumes while one has 256 under way and the other so many, of that class: by how many they are passed at

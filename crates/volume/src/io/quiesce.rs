@@ -18,9 +18,10 @@
 //! Faults: a host that forgets a quiesce gets it ended by the deadline, and not whole, as does a close. A deposed owner
 //! answers what it held back by an error, like everything else.
 
-use crate::api::{Notice, State};
+use crate::api::{Effect, Notice, State};
 use crate::controller::{Controller, Out};
 use holdfast_base::{BlockData, BlockError, Instant, QuiesceId, RequestToken};
+use holdfast_stages::{Stage, Trail};
 use std::time::Duration;
 
 /// Longest time that a guest waits for an answer because of a quiesce: longer than a group of snapshots takes to give
@@ -37,7 +38,16 @@ pub(crate) struct Quiesce {
     is_released: bool,
     with_reads: bool,
     /// Whose requests are done, and what they are told.
-    answers: Vec<(RequestToken, BlockData)>,
+    answers: Vec<Held>,
+}
+
+/// An answer that is held back.
+#[derive(Debug)]
+struct Held {
+    token: RequestToken,
+    data: BlockData,
+    /// Where its time went so far, of what counts.
+    trail: Option<Trail>,
 }
 
 impl Controller {
@@ -67,23 +77,31 @@ impl Controller {
     }
 
     /// Tells a guest that its write is done, now or when answers are told again.
-    pub(crate) fn answer_write(&mut self, token: RequestToken, out: Out) {
+    pub(crate) fn answer_write(&mut self, token: RequestToken, trail: Trail, out: Out) {
+        let held = Held { token, data: BlockData::Done, trail: Some(trail) };
         match &mut self.quiesce {
-            Some(quiesce) if !self.basis.config.mutations.quiesce_tells() => {
-                quiesce.answers.push((token, BlockData::Done))
-            }
-            _ => self.reply(token, Ok(BlockData::Done), out),
+            Some(quiesce) if !self.basis.config.mutations.quiesce_tells() => quiesce.answers.push(held),
+            _ => self.tell(held, out),
         }
     }
 
     /// Tells a guest what it has read, now or when answers are told again.
-    pub(crate) fn answer_read(&mut self, token: RequestToken, data: BlockData, out: Out) {
+    pub(crate) fn answer_read(&mut self, token: RequestToken, trail: Option<Trail>, data: BlockData, out: Out) {
+        let held = Held { token, data, trail };
         match &mut self.quiesce {
             Some(quiesce) if quiesce.with_reads && !self.basis.config.mutations.quiesce_tells() => {
-                quiesce.answers.push((token, data));
+                quiesce.answers.push(held);
             }
-            _ => self.reply(token, Ok(data), out),
+            _ => self.tell(held, out),
         }
+    }
+
+    fn tell(&mut self, Held { token, data, trail }: Held, out: Out) {
+        if let Some(mut trail) = trail {
+            trail.mark(self.basis.now, Stage::Snapshots);
+            out.push(Effect::Took { token, spans: *trail.spans() });
+        }
+        self.reply(token, Ok(data), out);
     }
 
     /// Ends a quiesce that was released, or has lasted too long.
@@ -102,16 +120,14 @@ impl Controller {
     pub(crate) fn end_quiesce(&mut self, whole: bool, out: Out) {
         let Some(quiesce) = self.quiesce.take() else { return };
         self.notice(Notice::QuiesceEnded { quiesce: quiesce.id, whole }, out);
-        for (token, data) in quiesce.answers {
-            self.reply(token, Ok(data), out);
-        }
+        quiesce.answers.into_iter().for_each(|held| self.tell(held, out));
     }
 
     /// This controller answers nothing any more.
     pub(crate) fn abandon_quiesce(&mut self, error: BlockError, out: Out) {
         let Some(quiesce) = self.quiesce.take() else { return };
         self.notice(Notice::QuiesceEnded { quiesce: quiesce.id, whole: false }, out);
-        for (token, _) in quiesce.answers {
+        for Held { token, .. } in quiesce.answers {
             self.reply(token, Err(error), out);
         }
     }

@@ -3,7 +3,7 @@
 //! States of an operation: queued (as many bytes as may be are being read) -> looking up (waits for leaves) -> fetching
 //! -> waiting for a grant -> answered. A segment freed in between sends it back to looking up.
 
-use crate::api::{Effect, Target};
+use crate::api::Target;
 use crate::basis::Answer;
 use crate::controller::{Controller, Out};
 use crate::io::read_ahead::Taker;
@@ -340,11 +340,9 @@ impl Controller {
                 self.counters.reads += 1;
                 self.governor.on_answered(self.basis.now.since(op.began_at));
                 self.counters.read_bytes += op.range.len;
-                if matches!(op.reader, Reader::Guest(_)) {
-                    out.push(Effect::Took { token: request, spans: *op.trail.spans() });
-                }
+                let trail = matches!(op.reader, Reader::Guest(_)).then_some(op.trail);
                 match result {
-                    Ok(parts) => self.answer_read(request, BlockData::Data(parts), out),
+                    Ok(parts) => self.answer_read(request, trail, BlockData::Data(parts), out),
                     Err(error) => self.reply(request, Err(error), out),
                 }
             }
@@ -396,7 +394,7 @@ impl Controller {
             }
         }
         let token = op.guest().expect("only guests ask for a status");
-        self.answer_read(token, BlockData::Status(extents), out);
+        self.answer_read(token, None, BlockData::Status(extents), out);
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Writes {
     queue: VecDeque<Queued>,
     /// The head of the queue may go from here on.
     not_before: Option<Instant>,
+    /// What the head of the queue waits for, or waited for last.
+    held_by: Option<Stage>,
     modifies: BTreeMap<u64, Modify>,
     next_modify: u64,
     /// Parts that wait for a block to be free of others' partial writes.
@@ -189,7 +191,9 @@ impl Controller {
             let queued = self.writes.queue.pop_front().expect("just seen");
             if len > 0 {
                 self.room.charge(Topology::new(&self.basis, &self.peers), len);
-                self.writes.not_before = self.curve_delay();
+                let delay = self.curve_delay();
+                self.writes.not_before = delay.map(|(until, _)| until);
+                self.writes.held_by = delay.map(|(_, stage)| stage).or(self.writes.held_by);
             }
             self.begin_if_inside(queued, out);
         }
@@ -209,7 +213,7 @@ impl Controller {
     /// Whether the cleaner is expected to make room for the head of the queue. Discards don't wait with it.
     fn wait_for_room(&mut self, out: Out) -> bool {
         let Some(again) = self.room_expected_at() else { return false };
-        self.writes.not_before = Some(again);
+        (self.writes.not_before, self.writes.held_by) = (Some(again), Some(Stage::Space));
         let queue = std::mem::take(&mut self.writes.queue);
         for queued in queue {
             if data_len(&queued.request.op) > 0 || self.write_ops.is_full() {
@@ -222,14 +226,25 @@ impl Controller {
     }
 
     fn admits(&mut self, len: u64) -> bool {
-        let direct = len >= u64::from(self.basis.config.direct_bytes_min);
-        let fits =
-            if direct { self.direct.has_room() } else { self.log.bytes + len <= self.basis.config.writeback_bytes_max };
-        let fits = fits && (direct || len == 0 || self.journals_admit(len));
         // What stores nothing makes nothing tighter.
-        let due = len == 0 || self.writes.not_before.is_none_or(|at| at <= self.basis.now);
+        if len > 0 && self.writes.not_before.is_some_and(|at| at > self.basis.now) {
+            return false;
+        }
+        let missing = self.lacks(len);
+        self.writes.held_by = missing.or(self.writes.held_by);
         // A window with nothing in flight always takes one, so that a tiny budget can't stop everything.
-        due && (fits || self.log.len() == 0)
+        missing.is_none() || self.log.len() == 0
+    }
+
+    /// What there is no room in for a write.
+    fn lacks(&self, len: u64) -> Option<Stage> {
+        if len >= u64::from(self.basis.config.direct_bytes_min) {
+            return (!self.direct.has_room()).then_some(Stage::Held);
+        }
+        if self.log.bytes + len > self.basis.config.writeback_bytes_max {
+            return Some(Stage::WriteBack);
+        }
+        (len > 0 && !self.journals_admit(len)).then_some(Stage::Journal)
     }
 
     /// Whether writes wait here, for budget, curve or room, rather than for nodes.
@@ -247,17 +262,20 @@ impl Controller {
     }
 
     /// Nothing up to half of the budget or of the journals, or while a quarter is left of the room that the cleaner
-    /// keeps, then a cubic curve up to [`DELAY_MAX`] at nine tenths.
-    fn curve_delay(&self) -> Option<Instant> {
-        let fill = self.log.bytes * 1000 / self.basis.config.writeback_bytes_max.max(1);
-        let fill =
-            fill.max(self.journal_per_mille()).max(self.room.tightness_per_mille(self.segments.dead_per_mille()));
+    /// keeps, then a cubic curve up to [`DELAY_MAX`] at nine tenths. And which of them it is.
+    fn curve_delay(&self) -> Option<(Instant, Stage)> {
+        let fills = [
+            (self.log.bytes * 1000 / self.basis.config.writeback_bytes_max.max(1), Stage::WriteBack),
+            (self.journal_per_mille(), Stage::Journal),
+            (self.room.tightness_per_mille(self.segments.dead_per_mille()), Stage::Space),
+        ];
+        let (fill, stage) = fills.into_iter().max()?;
         let over = fill.saturating_sub(500).min(400);
         if over == 0 {
             return None;
         }
         let us = DELAY_MAX.as_micros() as u64 * over * over * over / (400 * 400 * 400);
-        (us > 0).then(|| self.basis.now + Duration::from_micros(us))
+        (us > 0).then(|| (self.basis.now + Duration::from_micros(us), stage))
     }
 
     fn begin_write(&mut self, Queued { head, request, urgency, since }: Queued, out: Out) {
@@ -271,7 +289,7 @@ impl Controller {
         let (whole_first, whole_end) = (range.offset.div_ceil(block), end / block);
         let bytes = if data.is_some() { range.len } else { 0 };
         let mut trail = Trail::new(since);
-        trail.mark(self.basis.now, Stage::Held);
+        trail.mark(self.basis.now, self.writes.held_by.unwrap_or(Stage::Held));
         let op = self.write_ops.insert(WriteOp {
             token: request.token,
             urgency,

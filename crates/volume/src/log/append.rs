@@ -7,12 +7,12 @@ use crate::basis::Answer;
 use crate::controller::{Controller, Out};
 use crate::log::window::{Done, Entry};
 use crate::map::{CloneInfo, Crcs, Mapped, Place, Snapshot};
-use crate::peers::{Ask, Purpose};
+use crate::peers::{Ask, Call, Purpose};
 use crate::segment::encrypt::Sent;
 use holdfast_base::{BlockCrc, Buf, Instant, LedgerId, Lsn, NodeId, Urgency};
 use holdfast_format::ledger::{AckRule, Leg};
 use holdfast_format::record::{Record, SegmentNo, Share};
-use holdfast_format::wire::{GRANT_MS, Refusal, Reply, Request};
+use holdfast_format::wire::{GRANT_MS, NodeTimes, Refusal, Reply, Request};
 use holdfast_stages::Stage;
 use std::sync::Arc;
 use std::time::Duration;
@@ -218,7 +218,7 @@ impl Controller {
                 && let Some(op) = self.write_ops.get_mut(op)
             {
                 Answer::mark(answer, at, &mut op.trail);
-                op.trail.mark(self.basis.now, Stage::Earlier);
+                op.trail.mark_for(self.basis.now, Stage::Earlier, self.basis.answer.map(|answer| answer.node));
             }
             self.on_done(done, out);
         }
@@ -251,8 +251,7 @@ impl Controller {
             self.governor.on_answered(self.basis.now.since(op.began_at));
             self.counters.write_bytes += op.bytes;
             op.trail.mark(self.basis.now, Stage::Nodes);
-            out.push(Effect::Took { token: op.token, spans: *op.trail.spans() });
-            self.answer_write(op.token, out);
+            self.answer_write(op.token, op.trail, out);
         }
     }
 
@@ -319,6 +318,24 @@ impl Controller {
             self.counters.append_hedges += 1;
             self.send_entry(lsn, target, out);
         }
+    }
+
+    /// What an answer to a call is worth knowing of: who gives it, and who was asked before.
+    pub(crate) fn answer_to(&self, call: &Call, times: Option<NodeTimes>) -> Answer {
+        let instead_of = match call.purpose {
+            Purpose::Append { ledger, leg, lsn } => self.other_leg_asked(ledger, leg, lsn),
+            Purpose::Fetch { fetch, .. } => self.fetcher.first_asked(fetch),
+            _ => None,
+        };
+        Answer { node: call.node, asked_at: call.sent_at, times, instead_of }
+    }
+
+    /// The node of another leg that was asked to have an entry, and has not said that it does.
+    fn other_leg_asked(&self, ledger: LedgerId, leg: u8, lsn: Lsn) -> Option<NodeId> {
+        let open = self.log.open.as_ref().filter(|open| open.id == ledger)?;
+        let entry = self.log.get(lsn).filter(|entry| entry.ledger == ledger)?;
+        let late = entry.sent & !entry.have & !(1 << leg);
+        (late != 0).then(|| open.legs[late.trailing_zeros() as usize].node)
     }
 
     // ---- read grants (protocol rule 8) ----

@@ -15,7 +15,7 @@ use crate::segment::encrypt::{decrypt_blocks, open_units};
 use crate::segment::units::Units;
 use crate::segment::{Kind, Segments};
 use crate::sharing::segments::LOOKS_MAX;
-use holdfast_base::{BLOCK_BYTES, Buf, BufMut, ShardId, Slab, Token, Urgency, crc32c};
+use holdfast_base::{BLOCK_BYTES, Buf, BufMut, NodeId, ShardId, Slab, Token, Urgency, crc32c};
 use holdfast_erasure::Code;
 use holdfast_format::geometry::Geometry;
 use holdfast_format::ledger::Leg;
@@ -76,6 +76,8 @@ struct Fetch {
     units: Option<Units>,
     wide: bool,
     asked: u64,
+    /// Who was asked first.
+    first_asked: Option<NodeId>,
     /// Where each was asked for last.
     asked_at: BTreeMap<u8, Leg>,
     bad: u64,
@@ -123,6 +125,7 @@ impl Fetch {
             units,
             wide: false,
             asked: 0,
+            first_asked: None,
             asked_at: BTreeMap::new(),
             bad: 0,
             got: BTreeMap::new(),
@@ -236,6 +239,11 @@ impl Fetcher {
         self.fetches.is_empty()
     }
 
+    /// Who was asked first for what a fetch wants.
+    pub(crate) fn first_asked(&self, fetch: Token) -> Option<NodeId> {
+        self.fetches.get(fetch).and_then(|fetch| fetch.first_asked)
+    }
+
     /// Nobody waits for anything any more.
     pub(crate) fn clear(&mut self) {
         for token in self.fetches.tokens() {
@@ -335,6 +343,7 @@ impl Fetcher {
         let sent = around.peers.send(around.basis.now, ask, out).is_some();
         if sent && let Some(fetch) = self.fetches.get_mut(token) {
             fetch.asked |= 1 << index;
+            fetch.first_asked = fetch.first_asked.or(Some(leg.node));
             fetch.asked_at.insert(index, leg);
         }
         sent
