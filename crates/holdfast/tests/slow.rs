@@ -5,7 +5,11 @@ mod support;
 
 use holdfast_lab::guest::{BLOCK, Guest};
 use holdfast_lab::nbd::Command;
-use support::Grid;
+use holdfast_lab::process::{Signal, signal};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::process::{Child, Stdio};
+use support::{Grid, until};
 
 /// Eight writes at once.
 fn hurry(guest: &mut Guest, byte: u8) {
@@ -55,6 +59,78 @@ fn what_holds_requests_up_is_named() {
     drop(guest);
     grid.ok("volume unexport v1");
     assert!(grid.fails("why slow v1").contains("holdfast volume export v1"));
+}
+
+#[test]
+fn a_write_that_hangs_is_told_of_with_the_node_that_it_waits_for() {
+    let grid = Grid::new(143);
+    grid.up("--nodes 2 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    let mut guest = Guest::connect(&grid, "v1");
+    assert_eq!(guest.write(0, 1), 0);
+    let node = grid.pid("node2").expect("it runs");
+    signal(node, Signal::STOP).expect("stopped");
+    // One device is left without that node: it is waited for.
+    let asked = guest.ask(Command::Write, 0, BLOCK, &[2; BLOCK]);
+    until("the node is named", || cause(&grid, "writes") == "node");
+    let told = grid.ok("why slow v1");
+    signal(node, Signal::CONT).expect("it goes on");
+    assert!(told.contains("verdict: a write is not answered for") && told.contains("waited for node 2,"), "{told}");
+    assert_eq!(guest.answer(), (asked, 0));
+}
+
+/// Programs that keep a processor busy; they end with it.
+struct Others(Vec<Child>);
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn pid_of(id: u32) -> Pid {
+    Pid::from_raw(id as i32).expect("a process has a number")
+}
+
+/// Has all threads of a process, and so many others, share the first processor that this one may use.
+fn crowd(process: u32, others: usize) -> Others {
+    let may_use = sched_getaffinity(None).expect("Linux tells");
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| may_use.is_set(*cpu)).expect("this runs on one"));
+    for thread in std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs") {
+        let id = thread.expect("a thread").file_name().to_string_lossy().parse().expect("its number");
+        sched_setaffinity(Some(pid_of(id)), &one).expect("it is ours");
+    }
+    let busy = |_| {
+        let mut shell = std::process::Command::new("sh");
+        let child = shell.args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().expect("a shell");
+        sched_setaffinity(Some(pid_of(child.id())), &one).expect("it is ours");
+        child
+    };
+    Others((0..others).map(busy).collect())
+}
+
+#[test]
+fn a_host_that_waits_for_a_processor_is_told_from_a_slow_way() {
+    let grid = Grid::new(142);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 64MiB --layout mirror:2");
+    let mut guest = Guest::connect(&grid, "v1");
+    let host = grid.pid("host").expect("it runs");
+    let others = crowd(host, 8);
+    // From one request to the next the host has slept, and has to wait anew.
+    for n in 0..400 {
+        assert_eq!(guest.write(n * BLOCK as u64, 7), 0);
+    }
+    let told = grid.json("why slow v1");
+    drop(others);
+    assert!(told["slow"]["processor"]["waited_per_mille"].as_u64() > Some(100), "{told}");
+    assert_eq!(told["verdicts"]["writes"]["cause"], "processor", "{told}");
+    let text = told["verdicts"]["writes"]["text"].as_str().unwrap_or_default();
+    assert!(text.starts_with("the processors of this host's machine are full: its thread waited"), "{text}");
 }
 
 #[test]

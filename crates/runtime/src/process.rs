@@ -35,6 +35,26 @@ pub fn thread_cpu() -> Duration {
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
+/// What the kernel counts of a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ThreadStats {
+    /// It had a processor.
+    pub ran: Duration,
+    /// It could have gone on, and had none.
+    pub waited: Duration,
+}
+
+/// Of the calling thread; `None` where the kernel does not count.
+pub fn thread_stats() -> Option<ThreadStats> {
+    parse_thread(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
+}
+
+fn parse_thread(schedstat: &str) -> Option<ThreadStats> {
+    let mut nanos = schedstat.split_whitespace().map(str::parse);
+    let mut next = || nanos.next()?.ok().map(Duration::from_nanos);
+    Some(ThreadStats { ran: next()?, waited: next()? })
+}
+
 fn parse(stat: &str) -> Option<ProcessStats> {
     // The command's name may hold spaces and brackets; the fields proper start after the last one.
     let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_whitespace().collect();
@@ -52,6 +72,13 @@ fn parse(stat: &str) -> Option<ProcessStats> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_thread_ran_and_waited_is_read() {
+        let (ran, waited) = (Duration::from_nanos(1_940_744), Duration::from_nanos(17_601));
+        assert_eq!(parse_thread("1940744 17601 2\n"), Some(ThreadStats { ran, waited }));
+        assert_eq!([parse_thread("1940744"), parse_thread("")], [None; 2]);
+    }
 
     #[test]
     fn a_stat_line_with_an_odd_name_is_read() {

@@ -143,8 +143,10 @@ fn percent(part: u64, of: u64) -> u64 {
     (part * 100).checked_div(of).unwrap_or(0)
 }
 
+/// Of few requests nobody knows yet which are the slow ones: if half of them are slow these are meant, and no chance few.
 fn are_apart(kind: &SlowKind) -> bool {
-    kind.p99_us >= TIMES_APART * kind.p50_us.max(1)
+    let is_known = kind.slow > 0 || kind.p50_us <= FAST_US;
+    is_known && kind.p99_us >= TIMES_APART * kind.p50_us.max(1)
 }
 
 /// Of one kind of requests; `None` where there were none.
@@ -168,11 +170,11 @@ fn of_hanging(facts: Facts<'_>) -> Option<Verdict> {
     if has_filters || under_way.oldest_us < HANGS_US.max(p99_us * HANGS_TIMES) {
         return None;
     }
-    let hang = format!(
-        "{} {what} are not answered, the first of them for {} s",
-        under_way.count,
-        under_way.oldest_us / 1_000_000
-    );
+    let seconds = under_way.oldest_us / 1_000_000;
+    let hang = match under_way.count {
+        1 => format!("a {} is not answered for {seconds} s", what.trim_end_matches('s')),
+        count => format!("{count} {what} are not answered, the first of them for {seconds} s"),
+    };
     Some(match of_links(facts.nodes) {
         Some(found) => verdict(found.cause, format!("{hang}: {}", found.text)),
         None => verdict(
@@ -504,6 +506,8 @@ struct Late {
     us: u64,
     /// Whoever asks them waits, and not one now and then.
     is_always: bool,
+    /// There is no other that they could be compared with.
+    is_alone: bool,
 }
 
 impl Late {
@@ -542,7 +546,7 @@ fn late_nodes(facts: Facts<'_>) -> Option<Late> {
     }
     let mut ids: Vec<u32> = late.iter().map(|of| of.node).collect();
     ids.sort_unstable();
-    Some(Late { ids, us: slow, is_always: own * LATE_TIMES >= slow })
+    Some(Late { ids, us: slow, is_always: own * LATE_TIMES >= slow, is_alone })
 }
 
 fn of_all_devices(facts: Facts<'_>) -> Verdict {
@@ -616,6 +620,10 @@ fn of_standing_still(facts: Facts<'_>) -> Option<Verdict> {
 /// Nodes tell that neither they nor their devices took it.
 fn of_network(facts: Facts<'_>) -> Verdict {
     let late = late_nodes(facts);
+    // A host that does not come to hear of answers sees that of whichever node it asks.
+    if let Some(found) = of_processor(facts).filter(|_| late.as_ref().is_none_or(|late| late.is_alone)) {
+        return found;
+    }
     let is_connected = |id: &u32| facts.nodes.iter().any(|node| node.id == *id && node.link == LinkState::Up);
     if let Some(late) = late.filter(|late| late.is_always && late.ids.iter().all(is_connected)) {
         let text = format!(
@@ -637,7 +645,7 @@ fn of_network(facts: Facts<'_>) -> Verdict {
          shows what each does",
         ms(all_devices(facts).filter_map(|(_, device)| p99_of(device, facts)).max().unwrap_or(0).into())
     );
-    of_processor(facts).unwrap_or_else(|| verdict(Cause::Network, text))
+    verdict(Cause::Network, text)
 }
 
 /// Nodes don't tell, or not all of it.
@@ -841,6 +849,11 @@ mod tests {
                 && found.text.contains("it has weight=7"),
             "{found:?}"
         );
+        // Of few of which half wait for their limit some were late besides.
+        let few = kind(49_000, 360_000, &[("qos", 45_000, 147_000), ("leg device", 480, 213_000)]);
+        let few = SlowKind { count: 160, slow: 0, ..few };
+        let own = SlowInfo { waited: 160, held_by_limit: 150, ..SlowInfo::default() };
+        assert_eq!(said(&few, |case| (case.limit, case.slow) = (Some("iops=50"), own)).cause, Cause::Limit);
         // Without turns it is at the nodes that they meet.
         let found = said(&kind(400, 9_000, &[("nodes", 300, 8_000)]), |case| case.slow = beside);
         assert_eq!(found.cause, Cause::Neighbour);
@@ -926,6 +939,10 @@ mod tests {
         let found = with(100, 350);
         assert!(found.cause == Cause::Processor && found.text.contains("35 % of the time"), "{found:?}");
         assert!(with(960, 10).text.contains("at work 96 %"));
+        // It knows the answers of one node only, and that is not why.
+        let alone = waited(&way, &[(2, [600, 18_000_000, 100, 2_900_000])]);
+        let starved = ProcessorInfo { busy_per_mille: 100, waited_per_mille: 350 };
+        assert_eq!(said(&alone, |case| case.slow.processor = Some(starved)).cause, Cause::Processor);
     }
 
     #[test]
@@ -979,7 +996,7 @@ mod tests {
         all[1].devices[0].journal_used_bytes = 80;
         for stage in ["held", "journal"] {
             let found = said(&kind(300, 30_000, &[(stage, 0, 29_000)]), |case| case.nodes.clone_from(&all));
-            assert!(found.cause == Cause::Journal && found.text.contains("journal of device 2/0"), "{found:?}");
+            assert!(found.cause == Cause::Journal && found.text.contains("that of device 2/0 with 80 %"), "{found:?}");
         }
     }
 }

@@ -8,7 +8,8 @@ use super::Shell;
 use super::nbd::Arrival;
 use crate::resources;
 use holdfast_api::{
-    DeviceHealth, DeviceInfo, LinkState, LongTurn, Neighbour, NodeInfo, OutageInfo, Parts, SlowInfo, VolumeInfo,
+    DeviceHealth, DeviceInfo, LinkState, LongTurn, Neighbour, NodeInfo, OutageInfo, Parts, ProcessorInfo, SlowInfo,
+    VolumeInfo,
 };
 use holdfast_base::{DeviceId, Instant, NodeId, Slab, Token, VolumeId};
 use holdfast_format::wire::{DeviceTrouble, Reply, Request};
@@ -238,7 +239,7 @@ impl Shell {
             Command::Status { answer } => answer.tell(self.live_status(now, io)),
             Command::Volume { name, answer } => answer.tell(self.volume_info(&name)),
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
-            Command::Slow { name, answer } => answer.tell(told::slow_of(&self.host, now, &name).map(Box::new)),
+            Command::Slow { name, answer } => answer.tell(self.slow_of(now, &name, io)),
             Command::Loads { answer } => answer.tell(told::loads(&self.host, now)),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
@@ -295,6 +296,15 @@ impl Shell {
         if !self.links.call(node, ticket.0, request, io) {
             self.waiters.on_node_answer(ticket.0, None);
         }
+    }
+
+    fn slow_of(&self, now: Instant, name: &str, io: &Io) -> Option<Box<SlowInfo>> {
+        let slow = told::slow_of(&self.host, now, name)?;
+        let processor = io.processor_share().map(|share| ProcessorInfo {
+            busy_per_mille: share.busy_per_mille,
+            waited_per_mille: share.waited_per_mille,
+        });
+        Some(Box::new(SlowInfo { processor, ..slow }))
     }
 
     fn live_status(&self, now: Instant, io: &Io) -> LiveStatus {

@@ -2,6 +2,7 @@
 
 use super::conn::{Conn, Receiving, Sink, State, conn_error};
 use super::disk::Disks;
+use super::processor::{Processor, ProcessorShare};
 use super::ring::{Kind, Ring};
 use super::socket::{self, ListenError, Target};
 use super::table::{Table, index_of};
@@ -51,6 +52,7 @@ pub struct Io {
     pub(super) watched: VecDeque<(Instant, Token)>,
     waker: Waker,
     pub(super) turns: Turns,
+    pub(super) processor: Processor,
     pub(super) is_stopping: bool,
 }
 
@@ -69,6 +71,7 @@ impl Io {
             watched: VecDeque::new(),
             waker,
             turns: Turns::default(),
+            processor: Processor::default(),
             is_stopping: false,
         }
     }
@@ -81,6 +84,11 @@ impl Io {
     /// The longest turn of the last minutes.
     pub fn longest_turn(&self) -> Option<&Turn> {
         self.turns.longest()
+    }
+
+    /// How much of the last minute or two the reactor's thread had a processor, and waited for one; its own thread asks.
+    pub fn processor_share(&self) -> Option<ProcessorShare> {
+        self.processor.share(clock::now())
     }
 
     /// For mailboxes into this reactor.

@@ -21,6 +21,7 @@ mod disk;
 mod io;
 mod outbox;
 mod patience;
+mod processor;
 mod ring;
 mod socket;
 mod spin;
@@ -29,6 +30,7 @@ mod turns;
 
 pub use disk::{DiskError, DiskFault, DiskVerb};
 pub use io::Io;
+pub use processor::ProcessorShare;
 pub use socket::ListenError;
 pub use turns::Turn;
 
@@ -288,11 +290,13 @@ impl Reactor {
         self.io.is_stopping = false;
         let app = &mut Timed(app);
         let mut now = clock::now();
+        self.io.processor.look(now);
         self.deliver_deferred(app, now);
         self.end_batch(app, now);
         while !self.io.is_stopping {
             self.sleep(app, now).map_err(ReactorError::Ring)?;
             now = clock::now();
+            self.io.processor.look(now);
             self.deliver_completions(app, now);
             self.on_time(app, now);
             self.end_batch(app, now);
