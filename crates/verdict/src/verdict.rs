@@ -586,8 +586,8 @@ fn of_devices(facts: Facts<'_>) -> Verdict {
 
 /// Nodes tell that it waited there for others.
 fn of_queues(stage_us: u64, facts: Facts<'_>) -> Verdict {
-    let known = of_slow_device(facts).or_else(|| of_standing_still(facts));
-    let known = known.or_else(|| busiest(facts).map(|other| of_neighbour(other, "at nodes it waits behind", facts)));
+    let beside = || busiest(facts).map(|other| of_neighbour(other, "at nodes it waits behind", facts));
+    let known = of_slow_device(facts).or_else(beside).or_else(|| of_standing_still(facts));
     if let Some(found) = known.or_else(|| of_processor(facts)) {
         return found;
     }

@@ -197,7 +197,7 @@ fn of_others() -> Vec<Fault> {
         run.come(reads(1, 256));
         run.pass(SECOND);
         run.come(reads(0, 24));
-        run.pass(4 * SECOND);
+        run.pass(16 * SECOND);
     };
     let neighbour = |name| fault(name, R, beside, Cause::Neighbour, &["volume v1, which takes", "% of the requests"]);
     let two = &[(0, ""), (0, "")];
