@@ -9,7 +9,11 @@ use holdfast_lab::process::{Signal, signal};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::process::{Child, Stdio};
+use std::sync::{PoisonError, RwLock};
 use support::{Grid, until};
+
+/// Whoever crowds a processor is alone.
+static PROCESSORS: RwLock<()> = RwLock::new(());
 
 /// Eight writes at once.
 fn hurry(guest: &mut Guest, byte: u8) {
@@ -26,6 +30,7 @@ fn cause(grid: &Grid, kind: &str) -> String {
 
 #[test]
 fn what_holds_requests_up_is_named() {
+    let _beside_others = PROCESSORS.read().unwrap_or_else(PoisonError::into_inner);
     let grid = Grid::new(140);
     grid.up("--nodes 2 --devices 1");
     grid.ok("volume create v1 --size 16MiB --layout mirror:2 --limit iops=100,burst=1ms");
@@ -63,6 +68,7 @@ fn what_holds_requests_up_is_named() {
 
 #[test]
 fn a_write_that_hangs_is_told_of_with_the_node_that_it_waits_for() {
+    let _beside_others = PROCESSORS.read().unwrap_or_else(PoisonError::into_inner);
     let grid = Grid::new(143);
     grid.up("--nodes 2 --devices 1");
     grid.ok("volume create v1 --size 16MiB --layout mirror:2");
@@ -115,6 +121,7 @@ fn crowd(process: u32, others: usize) -> Others {
 
 #[test]
 fn a_host_that_waits_for_a_processor_is_told_from_a_slow_way() {
+    let _alone = PROCESSORS.write().unwrap_or_else(PoisonError::into_inner);
     let grid = Grid::new(142);
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 64MiB --layout mirror:2");
@@ -135,6 +142,7 @@ fn a_host_that_waits_for_a_processor_is_told_from_a_slow_way() {
 
 #[test]
 fn floors_are_promised_of_what_was_measured() {
+    let _beside_others = PROCESSORS.read().unwrap_or_else(PoisonError::into_inner);
     let grid = Grid::new(141);
     grid.up("--nodes 3 --devices 1");
     assert!(grid.ok("qos list").contains("no floor can be promised: `holdfast qos measure`"));

@@ -83,7 +83,8 @@ fn measure(setup: &mut Setup, args: &FarmArgs, counts: &[u32]) -> Result<Vec<Row
 }
 
 fn report(rows: &[Row], args: &FarmArgs, machine: String) -> Report {
-    let header = ["NODES", "THREADS", "OPS/S", "A THREAD", "MEAN MS", "P99 MS", "VMS AT 25", "CPU US: HOST", "CPU US: NODES"];
+    let header =
+        ["NODES", "THREADS", "OPS/S", "A THREAD", "MEAN MS", "P99 MS", "VMS AT 25", "CPU US: HOST", "CPU US: NODES"];
     let mut shown = table(&header, &(0..header.len()).collect::<Vec<_>>());
     for row in rows {
         shown.add_row([
