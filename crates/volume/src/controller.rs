@@ -78,6 +78,9 @@ pub const REQUESTS_MAX: usize = 65_536;
 /// While anything is in flight, deadlines are looked at this often: the finest hedge bound.
 const TICK_BUSY: Duration = Duration::from_millis(2);
 
+/// Calls under way for which they are judged at each tick; of twice as many at every second one, and so on.
+const JUDGED_A_TICK: usize = 1000;
+
 /// Otherwise this often, for work by age.
 const TICK_IDLE: Duration = Duration::from_millis(500);
 
@@ -133,6 +136,7 @@ pub struct Controller {
     pub(crate) counters: Counters,
     pub(crate) encryptions: Vec<Encryption>,
     pub(crate) last_activity: Instant,
+    judged_at: Instant,
     /// When a volume that is being closed is left as it is.
     pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
@@ -186,6 +190,7 @@ impl Controller {
             counters: Counters::default(),
             encryptions: Vec::new(),
             last_activity: Instant::ZERO,
+            judged_at: Instant::ZERO,
             close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,
@@ -1299,6 +1304,11 @@ impl Controller {
     /// What is over its bound is hedged, who is far over it is suspected.
     fn judge_calls(&mut self, out: Out) {
         let (writer, now) = (&self.writer, self.basis.now);
+        // Each is looked at: of many, less often.
+        if now.since(self.judged_at) < TICK_BUSY * (self.peers.calls().len() / JUDGED_A_TICK) as u32 {
+            return;
+        }
+        self.judged_at = now;
         let found = self.peers.judge(&self.basis, |purpose| writer.put_doublings(purpose));
         if found.is_unclear {
             // To tell a slow node from a host that stands still.

@@ -13,6 +13,11 @@ pub(crate) enum Class {
     Control,
 }
 
+impl Class {
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Class; 4] = [Class::Append, Class::Read, Class::Bulk, Class::Control];
+}
+
 /// Whose request it is.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {

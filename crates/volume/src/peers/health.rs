@@ -64,6 +64,17 @@ pub(crate) struct Judgement {
     pub(crate) lags: Lags,
 }
 
+/// What calls to one node are judged by.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// By class: after how long a call is late.
+    bounds: [Duration; Class::ALL.len()],
+    /// What was sent then most others have answered, and this one.
+    others_answered_to: Option<Instant>,
+    answered_to: Instant,
+    worth: Worth,
+}
+
 impl Peers {
     /// How well a volume of that layout can do without this node.
     pub(crate) fn worth(&self, layout: Option<Layout>, node: NodeId) -> Worth {
@@ -86,15 +97,23 @@ impl Peers {
     /// its time doubled so often.
     pub(crate) fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> Judgement {
         let mut found = Judgement { lags: self.lags(basis.now), ..Judgement::default() };
+        // Thousands of calls are of a few nodes.
+        let mut known: BTreeMap<NodeId, Known> = BTreeMap::new();
+        let mut newest: Option<(NodeId, Known)> = None;
         for (token, call) in self.calls.iter() {
             let class = call.purpose.class();
+            let of_node = match newest {
+                Some((node, known)) if node == call.node => known,
+                _ => *known.entry(call.node).or_insert_with(|| self.known_of(basis, call.node)),
+            };
+            newest = Some((call.node, of_node));
             let age = basis.now.since(call.sent_at);
-            if age <= self.hedge_bound(&basis.config, call.node, class) {
+            if age <= of_node.bounds[class as usize] {
                 continue;
             }
-            let node_lags = self.others_are_faster(call.sent_at, call.node);
+            let node_lags = of_node.others_answered_to.is_some_and(|then| then > call.sent_at);
             // Where devices are the fault domains one of them may be slow on a node that answers, the only one perhaps.
-            let device_lags = basis.is_on_devices() && self.has_answered_since(call.node, call.sent_at);
+            let device_lags = basis.is_on_devices() && of_node.answered_to > call.sent_at;
             if !node_lags && !device_lags {
                 found.is_unclear |= class != Class::Bulk;
                 continue;
@@ -103,7 +122,7 @@ impl Peers {
                 found.late.push(token);
             }
             if node_lags && class != Class::Bulk && !found.suspects.contains(&call.node) {
-                self.weigh(basis, call, &mut found);
+                self.weigh(basis, call, of_node.worth, &mut found);
             }
             // It is asked for elsewhere although its node is alive.
             let bulk_bound = || basis.config.append_hedge_max * (BULK_BOUNDS << doublings(&call.purpose));
@@ -114,9 +133,19 @@ impl Peers {
         found
     }
 
+    fn known_of(&self, basis: &Basis, node: NodeId) -> Known {
+        let bound = |class| self.hedge_bound(&basis.config, node, class);
+        Known {
+            bounds: Class::ALL.map(bound),
+            others_answered_to: self.others_answered_to(node),
+            answered_to: self.answered_to(node),
+            worth: self.worth(basis.layout(), node),
+        }
+    }
+
     /// A node lags behind its peers with this call.
-    fn weigh(&self, basis: &Basis, call: &Call, found: &mut Judgement) {
-        match self.worth(basis.layout(), call.node) {
+    fn weigh(&self, basis: &Basis, call: &Call, worth: Worth, found: &mut Judgement) {
+        match worth {
             Worth::Spare if self.is_far_over(basis, call, &found.lags) => found.suspects.push(call.node),
             worth @ (Worth::Missed | Worth::Needed) => {
                 let (_, since) = found.doubted.entry(call.node).or_insert((worth, call.sent_at));
@@ -307,6 +336,19 @@ mod tests {
         assert!(rig.peers.reconsider(&rig.basis, NodeId(1), &mut rig.out));
         rig.pass(ms(1));
         assert!(rig.peers.is_usable(NodeId(1)));
+    }
+
+    #[test]
+    fn a_call_is_late_where_half_of_the_others_have_answered_what_was_sent_later() {
+        let mut rig = Rig::new("mirror:2", &[1, 1, 1, 1]);
+        rig.ask(1, Purpose::Grant { leg: 0, ledger: Default::default() });
+        rig.pass(ms(500));
+        for (node, is_late) in [(2, false), (3, true), (4, true)] {
+            let token = rig.ask(node, Purpose::Stat);
+            rig.peers.on_answer(rig.basis.now, NodeId(node), token);
+            assert_eq!(!rig.judge().late.is_empty(), is_late, "{node}");
+        }
+        assert_eq!(Class::ALL.map(|class| class as usize), [0, 1, 2, 3]);
     }
 
     #[test]

@@ -380,17 +380,23 @@ impl Peers {
         learned.unwrap_or(max / 2).clamp(min, max)
     }
 
-    /// Whether most of the other usable nodes have answered requests sent later than `then`: otherwise it is this host,
-    /// or all of the grid, that is slow.
-    pub(crate) fn others_are_faster(&self, then: Instant, id: NodeId) -> bool {
-        let others = || self.nodes.iter().filter(|(other, n)| **other != id && n.is_usable());
-        let faster = others().filter(|(_, n)| n.answered_sent_at > then).count();
-        faster > 0 && faster * 2 >= others().count()
+    /// Most of the other usable nodes have answered requests that were sent at that instant: what this one was asked for
+    /// before, and owes, is late because of it. Else it is this host, or all of the grid, that is slow.
+    pub(crate) fn others_answered_to(&self, id: NodeId) -> Option<Instant> {
+        let others = self.nodes.iter().filter(|(other, n)| **other != id && n.is_usable());
+        let mut answered: Vec<Instant> = others.map(|(_, n)| n.answered_sent_at).collect();
+        answered.sort_unstable_by(|a, b| b.cmp(a));
+        answered.get(answered.len().div_ceil(2).saturating_sub(1)).copied()
+    }
+
+    /// The newest request that the node has answered was sent at that instant.
+    pub(crate) fn answered_to(&self, id: NodeId) -> Instant {
+        self.nodes.get(&id).map_or(Instant::ZERO, |n| n.answered_sent_at)
     }
 
     /// Whether the node has answered something that was sent later than `then`.
     pub(crate) fn has_answered_since(&self, id: NodeId, then: Instant) -> bool {
-        self.nodes.get(&id).is_some_and(|n| n.answered_sent_at > then)
+        self.answered_to(id) > then
     }
 
     /// Since when the node has said nothing, although something is owed since then.
