@@ -72,7 +72,8 @@ impl ControlPlane {
         if entry.root.is_store() {
             refuse!(
                 Code::State,
-                "volume {name} is the store of a sharing domain; its members leave it (`holdfast volume set MEMBER --sharing                  {NO_DOMAIN}`), and then it can be deleted"
+                "volume {name} is the store of a sharing domain; its members leave it (`holdfast volume set MEMBER \
+                 --sharing {NO_DOMAIN}`), and then it can be deleted"
             );
         }
         if entry.served_by.is_none() {
