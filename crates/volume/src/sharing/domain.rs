@@ -190,10 +190,9 @@ impl Controller {
 
     /// Members are asked how much they name of a slice of segments, now and then.
     fn look_for_sparse(&mut self, out: Out) {
-        let members: Vec<VolumeId> = self.root().dependents.iter().map(|of| of.volume).collect();
-        if let Some(segments) = self.shared.domain.store.sparse.ask(&self.basis, &self.segments, &members) {
-            for member in members {
-                self.talk(member, Talk::Count { segments: segments.clone() }, out);
+        if let Some(segments) = self.shared.domain.store.sparse.ask(&self.basis, &self.segments) {
+            for of in &self.root().dependents {
+                self.talk(of.volume, Talk::Count { segments: segments.clone() }, out);
             }
         }
     }

@@ -43,7 +43,8 @@ impl Sparse {
     }
 
     /// The next slice that members are to be asked about.
-    pub(crate) fn ask(&mut self, basis: &Basis, segments: &Segments, members: &[VolumeId]) -> Option<Vec<SegmentNo>> {
+    pub(crate) fn ask(&mut self, basis: &Basis, segments: &Segments) -> Option<Vec<SegmentNo>> {
+        let members = &basis.root().dependents;
         self.round.take_if(|round| round.until <= basis.now);
         if self.round.is_some() || basis.now < self.rests_until || members.is_empty() {
             return None;
@@ -62,7 +63,7 @@ impl Sparse {
             .map(|(no, info)| (*no, (0, info.visible().blocks)))
             .collect();
         let asked: Vec<SegmentNo> = blocks.keys().copied().collect();
-        let (unanswered, until) = (members.iter().copied().collect(), basis.now + basis.config.repack_every);
+        let (unanswered, until) = (members.iter().map(|of| of.volume).collect(), basis.now + basis.config.repack_every);
         self.round = (!asked.is_empty()).then_some(Round { blocks, unanswered, until });
         Some(asked).filter(|asked| !asked.is_empty())
     }
@@ -94,6 +95,8 @@ mod tests {
     use super::*;
     use crate::peers::tests::leg;
     use crate::segment::tests::{info, no as number};
+    use holdfast_format::root::Root;
+    use holdfast_format::sharing::Dependent;
     use std::time::Duration;
 
     fn no(counter: u64) -> SegmentNo {
@@ -108,20 +111,22 @@ mod tests {
         for counter in 1..=3 {
             segments.insert(no(counter), info(100, 20, &[leg(1, 0), leg(2, 0)]));
         }
-        let (members, mut sparse) = ([VolumeId(3), VolumeId(4)], Sparse::default());
-        let asked = sparse.ask(&basis, &segments, &members);
+        let dependents = [3, 4].map(|member| Dependent { volume: VolumeId(member), upto: no(9) }).to_vec();
+        basis.replace_root(Root { dependents, ..basis.root().clone() });
+        let mut sparse = Sparse::default();
+        let asked = sparse.ask(&basis, &segments);
         assert_eq!(asked.as_deref(), Some([no(1), no(2), no(3)].as_slice()));
-        assert!(sparse.ask(&basis, &segments, &members).is_none(), "one slice at a time");
+        assert!(sparse.ask(&basis, &segments).is_none(), "one slice at a time");
         assert!(sparse.on_counted(VolumeId(3), &[(no(1), 3), (no(2), 3), (no(3), 0)]).is_empty());
         assert!(sparse.on_counted(VolumeId(3), &[(no(1), 9)]).is_empty(), "it has told");
         assert!(sparse.on_counted(VolumeId(5), &[(no(1), 9)]).is_empty(), "it is no member");
         // Half of it is dead in the one, the other one has it all; of the third nobody has anything.
         assert_eq!(sparse.on_counted(VolumeId(4), &[(no(1), 2), (no(2), 20)]), [no(1)]);
         assert!(sparse.is_vacated(no(1)) && !sparse.is_vacated(no(2)) && !sparse.is_vacated(no(3)));
-        assert!(sparse.ask(&basis, &segments, &members).is_none(), "it rests");
+        assert!(sparse.ask(&basis, &segments).is_none(), "it rests");
         basis.now = basis.now + basis.config.vacate_every;
-        assert!(sparse.ask(&basis, &segments, &members).is_some());
+        assert!(sparse.ask(&basis, &segments).is_some());
         basis.now = basis.now + basis.config.repack_every + basis.config.vacate_every;
-        assert!(sparse.ask(&basis, &segments, &members).is_some(), "who tells nothing is not waited for");
+        assert!(sparse.ask(&basis, &segments).is_some(), "who tells nothing is not waited for");
     }
 }
