@@ -51,7 +51,7 @@ fn typed(page: &str) -> Vec<String> {
     let lines = blocks.flat_map(str::lines).filter_map(|line| {
         let (prompt, typed) = line.split_once(['#', '$'])?;
         let is_prompt = prompt.chars().all(|c| c.is_ascii_alphanumeric());
-        is_prompt.then(|| typed.split("  #").next().unwrap_or_default().trim())
+        is_prompt.then(|| typed.split(" #").next().unwrap_or_default().trim())
     });
     let commands = lines.flat_map(|line| line.split("&&")).flat_map(|part| part.split(" | ")).map(str::trim);
     // One that is put together by the shell is not taken apart here.
