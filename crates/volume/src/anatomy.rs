@@ -1,6 +1,6 @@
 //! What a volume consists of, what it lacks and what it would lack: counted when asked, from what the controller knows.
 
-use crate::api::{SpaceUse, State, Status};
+use crate::api::{Counters, SpaceUse, State, Status};
 use crate::controller::Controller;
 use crate::inspection::{Inspected, Inspection, Question};
 use crate::segment::Kind;
@@ -111,7 +111,7 @@ impl Controller {
             first_tier: self.tier_use(),
             astray_segments: if known { self.astray_segments() } else { 0 },
             dependents: if known { self.root().dependents.clone() } else { Vec::new() },
-            counters: self.counters,
+            counters: Counters { calls_examined: self.peers.examined, ..self.counters },
         }
     }
 

@@ -678,6 +678,8 @@ pub struct Counters {
     pub shards_deleted: u64,
     pub shards_rebuilt: u64,
     pub shards_moved: u64,
+    /// Calls under way, nodes and devices that were gone through to tell who is late.
+    pub calls_examined: u64,
     /// Of the rebuilt and the moved ones: by their new node itself, from other nodes, past this host.
     pub shards_made_by_nodes: u64,
     pub checkpoints: u64,

@@ -41,7 +41,9 @@ use crate::owner::handover::Handover;
 use crate::owner::opening::Opening;
 use crate::owner::recovery::Preloaded;
 use crate::owner::root::{Resizer, RootWriter};
-use crate::peers::{Ask, Call, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth};
+use crate::peers::{
+    Ask, Call, JUDGED_EVERY, Lags, PING_MAX, Peers, Purpose, STATE_EVERY, STATE_EVERY_IDLE, STATE_EVERY_REST, Worth,
+};
 use crate::rest::{Rest, TICK_REST};
 use crate::segment::Segments;
 use crate::segment::destage::{DESTAGES_MAX, Destager, Urge};
@@ -76,10 +78,7 @@ use std::time::Duration;
 pub const REQUESTS_MAX: usize = 65_536;
 
 /// While anything is in flight, deadlines are looked at this often: the finest hedge bound.
-const TICK_BUSY: Duration = Duration::from_millis(2);
-
-/// Calls under way for which they are judged at each tick; of twice as many at every second one, and so on.
-const JUDGED_A_TICK: usize = 1000;
+const TICK_BUSY: Duration = JUDGED_EVERY;
 
 /// Otherwise this often, for work by age.
 const TICK_IDLE: Duration = Duration::from_millis(500);
@@ -136,7 +135,6 @@ pub struct Controller {
     pub(crate) counters: Counters,
     pub(crate) encryptions: Vec<Encryption>,
     pub(crate) last_activity: Instant,
-    judged_at: Instant,
     /// When a volume that is being closed is left as it is.
     pub(crate) close_by: Option<Instant>,
     last_tick: Instant,
@@ -190,7 +188,6 @@ impl Controller {
             counters: Counters::default(),
             encryptions: Vec::new(),
             last_activity: Instant::ZERO,
-            judged_at: Instant::ZERO,
             close_by: None,
             last_tick: Instant::ZERO,
             was_busy: false,
@@ -330,6 +327,11 @@ impl Controller {
 
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Requests to nodes that are not answered yet.
+    pub fn calls_under_way(&self) -> usize {
+        self.peers.calls().len()
     }
 
     /// The most work of maintenance that was done in the last turn.
@@ -1304,12 +1306,8 @@ impl Controller {
     /// What is over its bound is hedged, who is far over it is suspected.
     fn judge_calls(&mut self, out: Out) {
         let (writer, now) = (&self.writer, self.basis.now);
-        // Each is looked at: of many, less often.
-        if now.since(self.judged_at) < TICK_BUSY * (self.peers.calls().len() / JUDGED_A_TICK) as u32 {
-            return;
-        }
-        self.judged_at = now;
-        let found = self.peers.judge(&self.basis, |purpose| writer.put_doublings(purpose));
+        let found = self.peers.judge_if_due(&self.basis, |purpose| writer.put_doublings(purpose));
+        let Some(found) = found else { return };
         if found.is_unclear {
             // To tell a slow node from a host that stands still.
             for node in self.peers.ids() {

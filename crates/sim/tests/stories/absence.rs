@@ -300,3 +300,25 @@ fn a_node_that_hangs_while_its_shard_is_scrubbed_is_left_and_found_again() {
     cluster.until("the tour goes on", |cluster| cluster.status().counters.shards_scrubbed > scrubbed + 8);
     cluster.finish();
 }
+
+/// All that is under way is gone through to tell who is late: of thousands of requests that must not become what the host does.
+#[test]
+fn thousands_of_reads_that_a_hung_node_owes_are_judged_at_little_cost() {
+    let mut cluster = Setup::new(171).nodes(4).with(|plan| plan.read_cache_per_mille = 0).start();
+    (0..512).step_by(32).for_each(|block| cluster.write(block, 32));
+    cluster.pass(Duration::from_secs(10));
+    cluster.world().pause_node(1);
+    let (owner, before, start) = (cluster.owner(), cluster.status().counters.calls_examined, cluster.now());
+    let asked: Vec<_> = (0..6000).map(|i| cluster.ask(owner, What::Read, i % 512, 1)).collect();
+    cluster.pass(Duration::from_secs(1));
+    let owed = cluster.controller().calls_under_way();
+    cluster.world().resume_node(1);
+    cluster.until("all are answered", |s| asked.iter().all(|token| s.is_answered(*token)));
+    cluster.until("it owes nothing", |s| s.controller().calls_under_way() == 0);
+    let ms = cluster.now().since(start).as_millis() as u64;
+    let examined = cluster.status().counters.calls_examined - before;
+    println!("{owed} were owed; {examined} looks in {ms} ms");
+    assert!(owed > 1000, "the node owes {owed}");
+    assert!(examined / ms < 2500, "{examined} looks in {ms} ms");
+    cluster.finish();
+}

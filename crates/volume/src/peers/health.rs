@@ -34,6 +34,12 @@ const BULK_BOUNDS: u32 = 4;
 /// A suspect's oldest request is this many times as old as its peers' in the middle.
 const LAG_TIMES: u32 = 4;
 
+/// While calls are under way they are judged this often...
+pub(crate) const JUDGED_EVERY: Duration = Duration::from_millis(2);
+
+/// ... and of so many more, for each so many, once less.
+const JUDGED_AT_ONCE: usize = 1000;
+
 /// Age of the oldest request that each usable node owes.
 pub(crate) type Lags = BTreeMap<NodeId, Duration>;
 
@@ -93,9 +99,30 @@ impl Peers {
         }
     }
 
-    /// Looks at everything outstanding: what is over its bound, and who is far over it. What is long by nature has had
-    /// its time doubled so often.
-    pub(crate) fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> Judgement {
+    /// Whether it is too soon to look at everything outstanding again: all of it is gone through each time.
+    fn is_too_soon(&self, now: Instant, last: Instant) -> bool {
+        now.since(last) < JUDGED_EVERY * (self.calls.len() / JUDGED_AT_ONCE) as u32
+    }
+
+    /// Looks at everything outstanding, if that is due: what is over its bound, and who is far over it. What is long by
+    /// nature has had its time doubled so often.
+    pub(crate) fn judge_if_due(&mut self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> Option<Judgement> {
+        if self.is_too_soon(basis.now, self.judged_at) {
+            return None;
+        }
+        self.judged_at = basis.now;
+        let (found, known) = self.judge(basis, doublings);
+        self.examined += 2 * self.calls.len() as u64 + known as u64 * self.size();
+        Some(found)
+    }
+
+    /// Nodes and devices that are gone through to learn what one node is judged by.
+    fn size(&self) -> u64 {
+        self.nodes.values().map(|node| 1 + node.devices().count() as u64).sum()
+    }
+
+    /// What is found, and how many nodes were looked up for that.
+    fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> (Judgement, usize) {
         let mut found = Judgement { lags: self.lags(basis.now), ..Judgement::default() };
         // Thousands of calls are of a few nodes.
         let mut known: BTreeMap<NodeId, Known> = BTreeMap::new();
@@ -130,7 +157,7 @@ impl Peers {
                 found.late.push(token);
             }
         }
-        found
+        (found, known.len())
     }
 
     fn known_of(&self, basis: &Basis, node: NodeId) -> Known {
@@ -206,15 +233,21 @@ impl Peers {
         true
     }
 
-    /// A suspect node has answered: it is trusted again once nothing it owes is over its bound. True when it is.
+    /// A suspect node has answered: it is trusted again once nothing it owes is over its bound. True when it is. Of
+    /// thousands that it owes not each answer is a reason to go through the others.
     pub(crate) fn reconsider(&mut self, basis: &Basis, node: NodeId, out: Out) -> bool {
         let now = basis.now;
+        if self.get(node).is_none_or(|n| !n.suspect) || self.is_too_soon(now, self.reconsidered_at) {
+            return false;
+        }
+        self.reconsidered_at = now;
+        self.examined += self.calls.len() as u64;
+        let bounds = Class::ALL.map(|class| self.hedge_bound(&basis.config, node, class));
         let is_over = |call: &Call| {
             let class = call.purpose.class();
-            class != Class::Bulk && now.since(call.sent_at) > self.hedge_bound(&basis.config, node, class)
+            class != Class::Bulk && now.since(call.sent_at) > bounds[class as usize]
         };
-        let is_suspect = self.get(node).is_some_and(|n| n.suspect);
-        if !is_suspect || self.owed_by(node).any(|(_, call)| is_over(call)) {
+        if self.owed_by(node).any(|(_, call)| is_over(call)) {
             return false;
         }
         let state = self.get_mut(node).expect("a node that answered is known");
@@ -301,7 +334,7 @@ mod tests {
         }
 
         fn judge(&self) -> Judgement {
-            self.peers.judge(&self.basis, |_| 0)
+            self.peers.judge(&self.basis, |_| 0).0
         }
     }
 
@@ -379,7 +412,7 @@ mod tests {
         rig.peers.note_late(token);
         rig.pass(ms(101));
         assert_eq!(rig.judge().late, [token]);
-        assert!(rig.peers.judge(&rig.basis, |_| 1).late.is_empty());
+        assert!(rig.peers.judge(&rig.basis, |_| 1).0.late.is_empty());
         assert!(rig.judge().suspects.is_empty());
     }
 

@@ -20,7 +20,7 @@ mod nodes;
 mod outliers;
 
 pub(crate) use call::{CALLS_MAX, Call, Purpose};
-pub(crate) use health::{Lags, PING_MAX, Worth};
+pub(crate) use health::{JUDGED_EVERY, Lags, PING_MAX, Worth};
 pub(crate) use nodes::Node;
 
 use crate::api::{Effect, Lane, Out};
@@ -80,6 +80,10 @@ pub(crate) struct Peers {
     bypassed: BTreeSet<DeviceId>,
     opening_asked_at: Instant,
     state_asked_at: Instant,
+    judged_at: Instant,
+    reconsidered_at: Instant,
+    /// Calls, nodes and devices that were gone through to judge nodes.
+    pub(crate) examined: u64,
 }
 
 impl Default for Peers {
@@ -94,6 +98,9 @@ impl Default for Peers {
             bypassed: BTreeSet::new(),
             opening_asked_at: Instant::ZERO,
             state_asked_at: Instant::ZERO,
+            judged_at: Instant::ZERO,
+            reconsidered_at: Instant::ZERO,
+            examined: 0,
         }
     }
 }
