@@ -69,7 +69,7 @@ pub enum Talk {
     Take { segment: SegmentNo, offer: Box<Offer> },
     /// The catalogue's newest state.
     Catalogue(CatalogueNo),
-    /// How much of these is named is to be told.
+    /// How much is named of these is to be told: segments of the store, or of the member's own.
     Count { segments: Vec<SegmentNo> },
     // ---- of a member ----
     /// Blocks that it names of each.

@@ -32,8 +32,13 @@ pub fn fill(bytes: &mut [u8], first_sector: u64, version: Version) {
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// From this one on the pattern of a version is the same in each MiB, as where a guest has a file twice.
+pub const REPEATED: Version = 7 << 29;
+const REPEATED_SECTORS: u64 = (1 << 20) / SECTOR_BYTES as u64;
+
 fn base_word(sector: u64, version: Version) -> u64 {
-    u64::from(version) << 32 | (sector & 0xffff_ffff)
+    let named = if version < REPEATED { sector } else { sector % REPEATED_SECTORS };
+    u64::from(version) << 32 | (named & 0xffff_ffff)
 }
 
 /// The version in one sector's bytes; `None` where they are nobody's for this address.
@@ -440,6 +445,9 @@ mod tests {
         assert_eq!(decode(&[0; 512], 3), Some(0));
         bytes[100] ^= 1;
         assert_eq!(decode(&bytes[..512], 7), None);
+        fill(&mut bytes, 7, REPEATED);
+        assert_eq!(decode(&bytes[..512], 7 + REPEATED_SECTORS), Some(REPEATED));
+        assert_eq!(decode(&bytes[..512], 8), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Each has one guest that asks for one thing at a time, so that what a sector may hold is a short list. What it holds at
 //! first is learned by reading, and compared in the end with what the snapshot was seen to hold.
 
-use crate::checker::{self, SECTOR_BYTES, Version};
+use crate::checker::{self, REPEATED, SECTOR_BYTES, Version};
 use crate::secrecy::store_key_of;
 use crate::swarm::{Run, VOLUME, WAKE_SEPARATE};
 use crate::workload::What;
@@ -577,8 +577,8 @@ impl Run {
                 let is_alike = self.separate.get(number).store.is_some();
                 let what = match self.separate.prng.below(10) {
                     0..5 => What::Read,
-                    // Of few versions, so that others hold the same.
-                    5..9 if is_alike => What::Write(ALIKE + self.separate.prng.below(2) as Version),
+                    // Of few versions, so that others hold the same, or it itself does elsewhere.
+                    5..9 if is_alike => What::Write(*self.separate.prng.pick(&[ALIKE, ALIKE + 1, REPEATED])),
                     5..9 => What::Write(0),
                     _ => What::Discard,
                 };
@@ -587,7 +587,8 @@ impl Run {
                 let mut offset = self.separate.prng.below((size - len) / BLOCK + 1) * BLOCK;
                 if is_alike && self.separate.prng.chance(800) {
                     // Where others write the same, too.
-                    (offset, len) = (offset % (1 << 20) / (8 * BLOCK) * (8 * BLOCK), 8 * BLOCK);
+                    let part = if what == What::Write(REPEATED) { size } else { size.min(1 << 20) };
+                    (offset, len) = (offset % part / (8 * BLOCK) * (8 * BLOCK), 8 * BLOCK);
                 }
                 self.ask_member(number, what, offset, len);
             }

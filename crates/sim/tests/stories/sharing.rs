@@ -2,6 +2,7 @@
 //!
 //! As in `scenarios`, every story ends with `finish`, which reads everything back and judges it.
 
+use holdfast_sim::checker::REPEATED;
 use holdfast_sim::scenario::{Cluster, Setup};
 use std::time::Duration;
 
@@ -54,6 +55,37 @@ fn what_many_tell_of_at_once_is_stored_once() {
     let stored = cluster.member_status(store).space;
     assert!(stored.data_bytes <= 2 << 20, "{stored:?} is in the store");
     members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
+}
+
+#[test]
+fn what_one_volume_holds_twice_is_stored_once() {
+    let mut cluster = setup(2807).start();
+    let store = cluster.store();
+    let member = cluster.member_of(store);
+    install(&mut cluster, &[member], REPEATED);
+    cluster.until_within(LONG, "content is shared", |s| s.shared_blocks(member) >= 400);
+    cluster.pass(Duration::from_secs(5));
+    let (own, stored) = (cluster.member_status(member).space, cluster.member_status(store).space);
+    assert!(own.data_bytes <= 400 << 10, "{own:?} is its own of 2 MiB");
+    assert!(stored.data_bytes >= 800 << 10 && stored.data_bytes <= 1 << 20, "{stored:?} is in the store");
+    cluster.read_member(member);
+    cluster.finish();
+}
+
+#[test]
+fn what_was_moved_within_a_volume_is_not_taken_for_content_that_it_has_twice() {
+    let mut cluster = setup(2808).start();
+    let store = cluster.store();
+    let member = cluster.member_of(store);
+    install(&mut cluster, &[member], 77);
+    cluster.pass(LONG);
+    // A quarter of each segment stays, and is moved.
+    (0..512).step_by(8).for_each(|block| cluster.write_member(member, block, 6));
+    cluster
+        .until_within(LONG, "what is left was moved", |s| s.member_status(member).counters.cleaned_bytes >= 512 << 10);
+    cluster.pass(LONG);
+    assert_eq!(cluster.shared_blocks(store), 0, "the store has something that its member has once");
     cluster.finish();
 }
 

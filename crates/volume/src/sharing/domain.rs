@@ -6,7 +6,7 @@
 use super::index::Seen;
 use super::member::Opening;
 use super::printer::by_position;
-use super::store::{Sent, Unnamed};
+use super::store::{Heard, Sent, Unnamed};
 use crate::api::{Effect, State};
 use crate::care::{LiveRun, Returned};
 use crate::controller::{Controller, Out};
@@ -197,8 +197,14 @@ impl Controller {
         }
     }
 
+    /// A member names so much of segments: of the store's, or of its own.
     fn on_counted(&mut self, from: VolumeId, counts: &[(SegmentNo, u32)], out: Out) {
-        let segments = self.shared.domain.store.sparse.on_counted(from, counts);
+        let (own, counts): (Vec<_>, Vec<_>) = counts.iter().partition(|(no, _)| no.epoch < STORE_EPOCHS);
+        self.shared.domain.store.on_own_counted(&self.basis, from, &own);
+        if counts.is_empty() {
+            return;
+        }
+        let segments = self.shared.domain.store.sparse.on_counted(from, &counts);
         if segments.is_empty() {
             return;
         }
@@ -575,8 +581,11 @@ impl Controller {
             }
             Talk::Report { segment, prints } if self.root().is_store() && is_member => {
                 let seen = Seen { volume: from, segment };
-                let (wanted, offers) = self.shared.domain.store.on_report(&self.basis, seen, &prints);
+                let Heard { wanted, offers, unsure } = self.shared.domain.store.on_report(&self.basis, seen, &prints);
                 self.talk(from, Talk::Heard { segment, wanted, offers }, out);
+                if !unsure.is_empty() {
+                    self.talk(from, Talk::Count { segments: unsure }, out);
+                }
                 self.send_offers(out);
             }
             Talk::Content { segment, prints, crcs, blocks } if self.root().is_store() && is_member => {
@@ -613,8 +622,7 @@ impl Controller {
                 }
             }
             Talk::Count { segments } if is_ours => {
-                let count = |no: &SegmentNo| self.segments.get(*no).map_or(0, |info| info.visible().blocks as u32);
-                let blocks = segments.iter().take(SLICE_MAX).map(|no| (*no, count(no))).collect();
+                let blocks = segments.iter().take(SLICE_MAX).map(|no| (*no, self.blocks_named_of(*no))).collect();
                 self.talk(store, Talk::Counted { blocks }, out);
             }
             Talk::Vacate { segments } if is_ours => self.on_vacate(&segments),
@@ -625,6 +633,12 @@ impl Controller {
             }
             _ => {}
         }
+    }
+
+    /// What was moved away is named no more, though no checkpoint says so yet.
+    fn blocks_named_of(&self, no: SegmentNo) -> u32 {
+        let info = self.segments.get(no).filter(|_| !self.care.cleaner.is_emptied(no));
+        info.map_or(0, |info| info.visible().blocks as u32)
     }
 
     /// Whether what is offered adds up, and lies as the volume's own data do: it would be copied back otherwise.

@@ -6,7 +6,7 @@
 //!
 //! Limits: two million prints, and an eighth more while half of them go; segments are remembered while prints of them are.
 
-use holdfast_base::VolumeId;
+use holdfast_base::{Instant, VolumeId};
 use holdfast_format::record::SegmentNo;
 use holdfast_format::talk::Print;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +23,10 @@ pub(crate) struct Seen {
 pub(crate) struct Found {
     /// Segments of the store that have some of it.
     pub(crate) stored: BTreeSet<SegmentNo>,
-    /// Of the prints that were looked up, those that other volumes have, too, or that came before in the segment.
+    /// Of the prints that were looked up, those that another segment has, too, or that came before in the segment.
     pub(crate) alike: Vec<u32>,
+    /// Segments of the same volume that had some of it, where it is not known whether they do yet.
+    pub(crate) unsure: Vec<SegmentNo>,
 }
 
 /// Prints that are kept.
@@ -43,6 +45,8 @@ struct Source {
     seen: Option<Seen>,
     /// How many are kept.
     places: u32,
+    /// Its volume has said that it lives, and until then that is believed.
+    lives_until: Instant,
 }
 
 /// While prints come, so many of those that are kept are looked at for each: a table that is full has lost half of them
@@ -106,7 +110,7 @@ impl PrintIndex {
     /// The number of a segment, which it has until [`PrintIndex::let_go`] is called as often, and nothing of it is kept.
     fn hold(&mut self, seen: Seen) -> u32 {
         let number = self.numbers.get(&seen).copied().unwrap_or_else(|| {
-            let source = Source { seen: Some(seen), places: 0 };
+            let source = Source { seen: Some(seen), places: 0, lives_until: Instant::ZERO };
             let number = match self.unused.pop() {
                 Some(number) => {
                     self.sources[number as usize] = source;
@@ -142,26 +146,47 @@ impl PrintIndex {
         }
     }
 
-    /// Which of these others have, or came before; from here on they were seen there. Within one volume what is alike in two
-    /// segments counts as moved, since all that is packed anew, or cleaned, is reported again.
-    pub(crate) fn look_up(&mut self, seen: Seen, prints: &[Print]) -> Found {
+    /// Which of these another segment has, or came before. What another segment of the same volume had may have been moved,
+    /// since all that is packed anew, or cleaned, is reported again: it is alike where that segment is known to live. Of
+    /// `least` prints and more it is to be asked for; of fewer it counts as moved.
+    pub(crate) fn look_up(&mut self, now: Instant, seen: Seen, prints: &[Print], least: usize) -> Found {
         let (source, mut found) = (self.hold(seen), Found::default());
-        let mut own = BTreeSet::new();
+        let (mut own, mut unsure) = (BTreeSet::new(), BTreeMap::<Seen, Vec<u64>>::new());
         for (at, fingerprint) in (0..).zip(prints) {
             let Some(key) = self.key_of(*fingerprint) else { continue };
+            let is_first = own.insert(key);
             match self.place_of(key) {
-                Some((of, place)) if place.is_stored => {
-                    found.stored.insert(of.segment);
-                }
-                Some((of, _)) if of.volume != seen.volume || own.contains(&key) => found.alike.push(at),
-                // It was moved to another segment of its volume.
-                _ => self.put(key, Place { source, is_stored: false }),
+                Some((of, place)) if place.is_stored => found.stored.extend([of.segment]),
+                _ if !is_first => found.alike.push(at),
+                None => self.put(key, Place { source, is_stored: false }),
+                Some((of, _)) if of == seen => {}
+                Some((of, place)) => match self.lives(now, of, place, seen.volume) {
+                    true => found.alike.push(at),
+                    false => unsure.entry(of).or_default().push(key),
+                },
             }
-            own.insert(key);
+        }
+        for (of, keys) in unsure {
+            match keys.len() >= least {
+                true => found.unsure.push(of.segment),
+                false => keys.into_iter().for_each(|key| self.put(key, Place { source, is_stored: false })),
+            }
         }
         self.let_go(source);
         self.make_room(prints.len());
         found
+    }
+
+    /// Whether what was seen there is another block than one of that volume.
+    fn lives(&self, now: Instant, of: Seen, place: Place, volume: VolumeId) -> bool {
+        of.volume != volume || now < self.sources[place.source as usize].lives_until
+    }
+
+    /// Something lives in that segment, says its volume; which is believed until then.
+    pub(crate) fn believe(&mut self, seen: Seen, until: Instant) {
+        if let Some(number) = self.numbers.get(&seen) {
+            self.sources[*number as usize].lives_until = until;
+        }
     }
 
     /// The store has these, in that segment. Who was seen to have them.
@@ -237,20 +262,53 @@ mod tests {
         (0..count).map(|_| Print(prng.next_u128())).collect()
     }
 
+    fn look_up(index: &mut PrintIndex, seen: Seen, prints: &[Print]) -> Found {
+        index.look_up(Instant::ZERO, seen, prints, 8)
+    }
+
     #[test]
     fn what_others_have_or_what_came_before_is_alike_and_a_second_report_is_not() {
         let mut index = PrintIndex::of(1000);
         let mut content = prints(1, 20);
-        assert!(index.look_up(seen(1, 0), &content).alike.is_empty());
-        assert!(index.look_up(seen(1, 0), &content).alike.is_empty(), "it is the same segment");
-        assert_eq!(index.look_up(seen(2, 0), &content[5..]).alike, (0..15).collect::<Vec<_>>());
+        assert!(look_up(&mut index, seen(1, 0), &content).alike.is_empty());
+        assert!(look_up(&mut index, seen(1, 0), &content).alike.is_empty(), "it is the same segment");
+        assert_eq!(look_up(&mut index, seen(2, 0), &content[5..]).alike, (0..15).collect::<Vec<_>>());
         content.extend(prints(2, 3));
         content.extend_from_within(20..23);
-        assert_eq!(index.look_up(seen(1, 0), &content).alike, [23, 24, 25], "twice in one segment");
-        content.truncate(20);
-        assert!(index.look_up(seen(1, 7), &content).alike.is_empty(), "it was moved");
-        let holders = index.store(seen(9, 3), &content);
-        assert_eq!(holders, BTreeSet::from([seen(1, 7)]));
+        assert_eq!(look_up(&mut index, seen(1, 0), &content).alike, [23, 24, 25], "twice in one segment");
+        let holders = index.store(seen(9, 3), &content[..20]);
+        assert_eq!(holders, BTreeSet::from([seen(1, 0)]));
+        index.verify();
+    }
+
+    #[test]
+    fn what_a_volume_has_in_two_segments_is_alike_where_both_live_and_moved_where_not() {
+        let mut index = PrintIndex::of(1000);
+        let content = prints(1, 20);
+        look_up(&mut index, seen(1, 0), &content);
+        let found = look_up(&mut index, seen(1, 7), &content);
+        assert!(found.alike.is_empty(), "it may have been moved");
+        assert_eq!(found.unsure, [seen(1, 0).segment]);
+        index.believe(seen(1, 0), Instant(5));
+        let found = look_up(&mut index, seen(1, 7), &content);
+        assert_eq!((found.alike.len(), found.unsure.len()), (20, 0));
+        let late = index.look_up(Instant(5), seen(1, 7), &content, 8);
+        assert_eq!((late.alike.len(), late.unsure.len()), (0, 1), "that was long ago");
+        // Nothing lives in the first one any more.
+        index.forget(seen(1, 0));
+        let found = look_up(&mut index, seen(1, 7), &content);
+        assert_eq!((found.alike.len(), found.unsure.len()), (0, 0));
+        assert_eq!(index.store(seen(9, 3), &content), BTreeSet::from([seen(1, 7)]));
+        index.verify();
+    }
+
+    #[test]
+    fn of_little_that_a_volume_has_elsewhere_nobody_is_asked() {
+        let mut index = PrintIndex::of(1000);
+        let content = prints(1, 7);
+        look_up(&mut index, seen(1, 0), &content);
+        assert!(look_up(&mut index, seen(1, 7), &content).unsure.is_empty());
+        assert_eq!(index.store(seen(9, 3), &content), BTreeSet::from([seen(1, 7)]));
         index.verify();
     }
 
@@ -258,16 +316,16 @@ mod tests {
     fn what_is_stored_is_found_there_and_who_had_it_is_told() {
         let mut index = PrintIndex::of(1000);
         let content = prints(1, 20);
-        index.look_up(seen(1, 0), &content[..10]);
-        index.look_up(seen(2, 5), &content[10..]);
+        look_up(&mut index, seen(1, 0), &content[..10]);
+        look_up(&mut index, seen(2, 5), &content[10..]);
         let holders = index.store(seen(9, 3), &content[5..15]);
         assert_eq!(holders, BTreeSet::from([seen(1, 0), seen(2, 5)]));
-        let found = index.look_up(seen(3, 0), &content);
+        let found = look_up(&mut index, seen(3, 0), &content);
         assert_eq!(found.stored, BTreeSet::from([seen(9, 3).segment]));
         assert_eq!(found.alike.len(), 10, "the rest is others'");
         assert!(index.is_stored(content[7]) && !index.is_stored(content[2]));
         index.forget(seen(9, 3));
-        assert!(!index.is_stored(content[7]) && index.look_up(seen(3, 1), &content).stored.is_empty());
+        assert!(!index.is_stored(content[7]) && look_up(&mut index, seen(3, 1), &content).stored.is_empty());
         index.verify();
         for volume in 1..4 {
             (0..2).for_each(|segment| index.forget(seen(volume, segment)));
@@ -283,7 +341,7 @@ mod tests {
         let mut index = PrintIndex::of(4000);
         for segment in 0..200 {
             let content = prints(segment, 100);
-            index.look_up(seen(1, segment), &content);
+            look_up(&mut index, seen(1, segment), &content);
             index.verify();
             assert!(index.numbers.len() <= 200);
         }
@@ -295,10 +353,10 @@ mod tests {
     fn a_full_table_forgets_half_of_what_it_has_and_finds_the_rest() {
         let mut index = PrintIndex::of(1000);
         let content = prints(1, 3000);
-        index.look_up(seen(1, 0), &content);
+        look_up(&mut index, seen(1, 0), &content);
         index.verify();
         assert_eq!(index.rate(), 4);
-        let alike = index.look_up(seen(2, 0), &content).alike.len();
+        let alike = look_up(&mut index, seen(2, 0), &content).alike.len();
         assert!((600..900).contains(&alike), "{alike} of 3,000 are found");
     }
 }

@@ -43,6 +43,10 @@ const GATHERS: u32 = 5;
 /// For so many rests of a walk after something was withdrawn the store looks often whether members have heard of that.
 const HURRIES: u32 = 12;
 
+/// That a segment of a member lives is believed for so many rests of a walk: until all that it may be alike with was told
+/// again, one after the other.
+const BELIEVED: u32 = 12;
+
 /// Offers that wait for the prints of their segment.
 const DUE_MAX: usize = 4096;
 
@@ -84,6 +88,16 @@ pub(crate) struct Sent<'a> {
     pub(crate) prints: &'a [Print],
     pub(crate) crcs: &'a [BlockCrc],
     pub(crate) blocks: &'a [u8],
+}
+
+/// What comes of a report.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) wanted: Vec<Print>,
+    /// Something may come yet.
+    pub(crate) offers: u32,
+    /// How much the member names of these segments of its own it is to be asked.
+    pub(crate) unsure: Vec<SegmentNo>,
 }
 
 #[derive(Debug, Default)]
@@ -161,9 +175,10 @@ impl Store {
     // ---- what is alike ----
 
     /// A member has so much in a segment: what of it is wanted, and how many offers follow. What is on its way from another
-    /// counts as one: the member tells of it again.
-    pub(crate) fn on_report(&mut self, basis: &Basis, seen: Seen, prints: &[Print]) -> (Vec<Print>, u32) {
-        let found = self.index.look_up(seen, prints);
+    /// counts as one, and what it is to be asked about: the member tells of it again.
+    pub(crate) fn on_report(&mut self, basis: &Basis, seen: Seen, prints: &[Print]) -> Heard {
+        let least = (basis.config.share_run_min / self.index.rate()).max(1);
+        let found = self.index.look_up(basis.now, seen, prints, least as usize);
         for no in &found.stored {
             self.make_due(seen.volume, seen.segment, *no);
         }
@@ -182,9 +197,21 @@ impl Store {
         let is_on_its_way = |fingerprint: &&Print| self.coming.contains(fingerprint) || is_anothers(fingerprint);
         let (on_its_way, wanted): (Vec<&Print>, Vec<&Print>) = alike.partition(is_on_its_way);
         let wanted: Vec<Print> = wanted.into_iter().copied().collect();
-        let offers = found.stored.len() as u32 + u32::from(!on_its_way.is_empty());
+        let is_more_to_come = !on_its_way.is_empty() || !found.unsure.is_empty();
+        let offers = found.stored.len() as u32 + u32::from(is_more_to_come);
         self.wanted.extend(wanted.iter().map(|fingerprint| (*fingerprint, (seen, basis.now))));
-        (wanted, offers)
+        Heard { wanted, offers, unsure: found.unsure }
+    }
+
+    /// A member names so much of segments of its own: what it tells of others is not moved from those that live.
+    pub(crate) fn on_own_counted(&mut self, basis: &Basis, member: VolumeId, counts: &[(SegmentNo, u32)]) {
+        for (segment, count) in counts {
+            let seen = Seen { volume: member, segment: *segment };
+            match *count {
+                0 => self.index.forget(seen),
+                _ => self.index.believe(seen, basis.now + basis.config.repack_every * BELIEVED),
+            }
+        }
     }
 
     /// Blocks that were wanted. What is not what it should be is left.
@@ -556,27 +583,50 @@ mod tests {
         Seen { volume: VolumeId(volume), segment: SegmentNo { epoch: Epoch(1), counter: 0 } }
     }
 
+    /// What is wanted, and how many offers follow.
+    fn heard(store: &mut Store, basis: &Basis, seen: Seen, prints: &[Print]) -> (Vec<Print>, u32) {
+        let Heard { wanted, offers, unsure } = store.on_report(basis, seen, prints);
+        assert!(unsure.is_empty());
+        (wanted, offers)
+    }
+
+    #[test]
+    fn what_a_volume_has_twice_is_wanted_once_it_has_told_that_both_live() {
+        let (mut store, basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let prints: Vec<Print> = (1..=20).map(Print).collect();
+        let own = |counter| Seen { segment: SegmentNo { counter, ..seen(1).segment }, ..seen(1) };
+        assert_eq!(heard(&mut store, &basis, own(1), &prints), (Vec::new(), 0), "it is new");
+        let told = store.on_report(&basis, own(2), &prints);
+        assert_eq!((told.wanted.len(), told.offers, told.unsure), (0, 1, vec![own(1).segment]));
+        store.on_own_counted(&basis, VolumeId(1), &[(own(1).segment, 20)]);
+        assert_eq!(heard(&mut store, &basis, own(2), &prints), (prints.clone(), 0));
+        // It was moved on from there.
+        store.on_own_counted(&basis, VolumeId(1), &[(own(1).segment, 0)]);
+        assert_eq!(heard(&mut store, &basis, own(3), &prints), (Vec::new(), 0));
+        store.verify();
+    }
+
     #[test]
     fn what_is_on_its_way_from_one_is_not_wanted_of_another_who_tells_of_it_again() {
         let (mut store, mut basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
         let prints: Vec<Print> = (1..=20).map(Print).collect();
         let blocks = vec![7; prints.len() * BLOCK_BYTES];
         let crcs = block_crcs(&blocks);
-        assert_eq!(store.on_report(&basis, seen(1), &prints), (Vec::new(), 0), "it is new");
-        assert_eq!(store.on_report(&basis, seen(2), &prints), (prints.clone(), 0));
-        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it was asked of another");
+        assert_eq!(heard(&mut store, &basis, seen(1), &prints), (Vec::new(), 0), "it is new");
+        assert_eq!(heard(&mut store, &basis, seen(2), &prints), (prints.clone(), 0));
+        assert_eq!(heard(&mut store, &basis, seen(3), &prints), (Vec::new(), 1), "it was asked of another");
         let sent = || Sent { prints: &prints, crcs: &crcs, blocks: &blocks };
         store.on_content(basis.now, seen(2), sent());
-        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it has come");
+        assert_eq!(heard(&mut store, &basis, seen(3), &prints), (Vec::new(), 1), "it has come");
         store.on_content(basis.now, seen(3), sent());
         assert_eq!(store.content.blocks.len(), prints.len());
         store.verify();
         basis.now = basis.now + basis.config.repack_every;
         assert!(store.close(&basis, || 0).is_some());
-        assert_eq!(store.on_report(&basis, seen(3), &prints), (Vec::new(), 1), "it is being written");
+        assert_eq!(heard(&mut store, &basis, seen(3), &prints), (Vec::new(), 1), "it is being written");
         store.verify();
         store.on_refused(0);
-        assert_eq!(store.on_report(&basis, seen(3), &prints), (prints.clone(), 0), "there was no room for it");
+        assert_eq!(heard(&mut store, &basis, seen(3), &prints), (prints.clone(), 0), "there was no room for it");
         store.verify();
     }
 
