@@ -13,4 +13,5 @@ pub mod nbd;
 pub mod ports;
 pub mod process;
 pub mod program;
+pub mod space;
 pub mod status;

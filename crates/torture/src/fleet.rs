@@ -1,5 +1,5 @@
-//! Ten virtual machines, clones of one disk that went their own ways, in one packed volume on two nodes: under vmfleet's
-//! load a device fails and a node is lost, and every byte is held against the disks' images.
+//! Ten virtual machines, clones of one disk that went their own ways, in one packed volume of a sharing domain on two nodes:
+//! under vmfleet's load a device fails and a node is lost, and every byte is held against the disks' images.
 //!
 //! Source: the report on Storage Spaces Direct with nested resiliency, which saves 70 to 75 % of such a fleet.
 
@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_base::BLOCK_BYTES;
 use holdfast_lab::grid::{Grid, NodeAction};
 use holdfast_lab::nbd::{self, Client, Command as Nbd};
+use holdfast_lab::space::Taken;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const VOLUME: &str = "fleet";
+/// What the machines have alike beyond what they began with.
+const STORE: &str = "alike";
 const LAYOUT: &str = "nested-parity:3+1";
 
 /// On each of two nodes; the fifth of the first is the one that fails.
@@ -31,10 +34,6 @@ pub const DEPTH: usize = 15;
 /// Pieces in which a machine's own data are written, and how many are under way.
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES: usize = 8;
-
-/// Nothing of the volume's space changes for so long: all is packed.
-const STILL_FOR: Duration = Duration::from_secs(20);
-const STILL_WITHIN: Duration = Duration::from_secs(1800);
 
 /// How long each state of the grid is looked at, under load.
 const STAY: Duration = Duration::from_secs(20);
@@ -108,12 +107,13 @@ impl Images {
     }
 }
 
-/// Makes the volume and its clones of the images, has them packed, and gives what the engine is to ask for; and a line on what
-/// is saved.
+/// Makes the volume and its clones of the images, has them packed and shared, and gives what the engine is to ask for; and a
+/// line on what is saved.
 pub fn make(grid: &Grid, images: &Images, seed: u64) -> Result<(Plan, String)> {
     let golden = std::fs::read(&images.golden).with_context(|| format!("cannot read {}", images.golden.display()))?;
     grid.create_volume(VOLUME, golden.len() as u64 >> 20, LAYOUT)?;
-    grid.run(&["volume", "set", VOLUME, "--compress", "auto"])?;
+    grid.run(&["sharing", "create", STORE, "--layout", LAYOUT, "--compress", "auto"])?;
+    grid.run(&["volume", "set", VOLUME, "--compress", "auto", "--sharing", STORE])?;
     write_own(grid, VOLUME, &vec![0; golden.len()], &golden)?;
     grid.run(&["snapshot", "create", VOLUME, "image"])?;
     let mut volumes = Vec::new();
@@ -128,9 +128,11 @@ pub fn make(grid: &Grid, images: &Images, seed: u64) -> Result<(Plan, String)> {
         volumes.push(VolumePlan { socket, export: name, size_bytes, connections: THREADS, image });
     }
     let seen: u64 = volumes.iter().filter_map(|volume| volume.image.as_deref()).map(|image| used(image)).sum();
-    let taken = taken_when_still(grid)?;
-    let saved = 100.0 - taken as f64 * 100.0 / seen as f64;
-    let line = format!("{saved:.1} % saved of {} MiB that {} machines have", seen >> 20, volumes.len());
+    let taken = Taken::when_still(grid, &[VOLUME, STORE].map(str::to_string))?;
+    let share = |bytes: i64| bytes as f64 * 100.0 / seen as f64;
+    let (saved, dead) = (100.0 - share(taken.needed_bytes), share(taken.dead_bytes));
+    let (mib, machines) = (seen >> 20, volumes.len());
+    let line = format!("{saved:.1} % saved of {mib} MiB that {machines} machines have, and {dead:.1} % is dead yet");
     Ok((Plan { seed, depth: DEPTH, volumes }, line))
 }
 
@@ -168,27 +170,6 @@ fn write_own(grid: &Grid, export: &str, held: &[u8], image: &[u8]) -> Result<()>
     }
     stream.write_all(&nbd::encode(Nbd::Disconnect, false, 0, 0, 0, &[]))?;
     Ok(())
-}
-
-/// What the volume takes, before copies and parity: data, what lies between packed blocks, and maps.
-fn taken(grid: &Grid) -> Result<u64> {
-    let volume = grid.volume(VOLUME)?;
-    let bytes = |key: &str| volume["live"]["space"][key].as_u64().with_context(|| format!("no {key} is told"));
-    Ok(bytes("data_bytes")? + bytes("padding_bytes")? + bytes("metadata_bytes")?)
-}
-
-fn taken_when_still(grid: &Grid) -> Result<u64> {
-    let late = Instant::now() + STILL_WITHIN;
-    let (mut last, mut since) = (taken(grid)?, Instant::now());
-    while since.elapsed() < STILL_FOR {
-        ensure!(Instant::now() < late, "the volume still changes after {} s", STILL_WITHIN.as_secs());
-        std::thread::sleep(Duration::from_secs(1));
-        let now = taken(grid)?;
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-    }
-    Ok(last)
 }
 
 /// A device fails, then the other node is lost as well, and comes back; all that while machines work.

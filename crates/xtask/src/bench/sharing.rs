@@ -7,16 +7,13 @@ use super::disks::{DISK_MIB, Disk, Fleet, Package, VMS, shuffled};
 use super::grid::{Grid, Shape, USUAL};
 use super::paired::Run;
 use crate::tools;
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
+use holdfast_lab::space::Taken;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const SHAPE: Shape = Shape { device_mib: 3072, ..USUAL };
 const LAYOUT: &str = "parity:2+1";
-
-/// Nothing changes for so long: all is compared. The brief's hour is the most that it may take.
-const STILL_FOR: Duration = Duration::from_secs(60);
-const STILL_WITHIN: Duration = Duration::from_secs(3600);
 
 pub fn run(arguments: &[String]) -> Result<()> {
     let run = Run::from(arguments, "./x bench --sharing")?;
@@ -39,7 +36,7 @@ fn installed_twice(grid: &Grid, packages: &[Package]) -> Result<()> {
         let begun = Instant::now();
         grid.run(&["volume", "set", name, "--sharing", "twins"])?;
         volumes.push(name.to_string());
-        let taken = taken_when_still(grid, &volumes)?;
+        let taken = Taken::when_still(grid, &volumes)?;
         report(&format!("a machine, {name} of its kind"), written, taken.beside(before), begun);
         before = taken;
     }
@@ -56,14 +53,14 @@ fn fleet(grid: &Grid, mut made_of: Fleet) -> Result<()> {
         written += load(&disk, grid, &name)?;
         volumes.push(name);
     }
-    report("ten, packed", written, taken_when_still(grid, &volumes)?, begun);
+    report("ten, packed", written, Taken::when_still(grid, &volumes)?, begun);
     let begun = Instant::now();
     grid.run(&["sharing", "create", "fleet", "--layout", LAYOUT])?;
     for name in &volumes {
         grid.run(&["volume", "set", name, "--sharing", "fleet"])?;
     }
     volumes.push("fleet".to_string());
-    report("ten, packed and shared", written, taken_when_still(grid, &volumes)?, begun);
+    report("ten, packed and shared", written, Taken::when_still(grid, &volumes)?, begun);
     Ok(())
 }
 
@@ -85,46 +82,4 @@ fn report(what: &str, written: u64, taken: Taken, begun: Instant) {
 /// Members go first.
 fn delete_all(grid: &Grid, volumes: &[String]) -> Result<()> {
     volumes.iter().rev().try_for_each(|name| grid.run(&["volume", "delete", name, "--now"]).map(drop))
-}
-
-/// What volumes take, before copies and parity.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct Taken {
-    /// Data, what lies between packed blocks, and maps.
-    needed_bytes: i64,
-    /// It goes when room is needed.
-    dead_bytes: i64,
-}
-
-impl Taken {
-    fn beside(self, other: Taken) -> Taken {
-        Taken { needed_bytes: self.needed_bytes - other.needed_bytes, dead_bytes: self.dead_bytes - other.dead_bytes }
-    }
-
-    fn of(grid: &Grid, volumes: &[String]) -> Result<Taken> {
-        let mut sum = Taken::default();
-        for name in volumes {
-            let volume = grid.volume(name)?;
-            let space = &volume["live"]["space"];
-            let bytes = |key: &str| space[key].as_i64().with_context(|| format!("no {key} of volume {name}"));
-            sum.needed_bytes += bytes("data_bytes")? + bytes("padding_bytes")? + bytes("metadata_bytes")?;
-            sum.dead_bytes += bytes("dead_bytes")?;
-        }
-        Ok(sum)
-    }
-}
-
-/// Once nothing changes any more.
-fn taken_when_still(grid: &Grid, volumes: &[String]) -> Result<Taken> {
-    let end = Instant::now() + STILL_WITHIN;
-    let (mut last, mut since) = (Taken::of(grid, volumes)?, Instant::now());
-    while since.elapsed() < STILL_FOR {
-        ensure!(Instant::now() < end, "volumes still change after {} s", STILL_WITHIN.as_secs());
-        std::thread::sleep(Duration::from_secs(2));
-        let now = Taken::of(grid, volumes)?;
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-    }
-    Ok(last)
 }
