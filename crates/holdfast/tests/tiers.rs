@@ -139,6 +139,7 @@ fn packs_and_reads(grid: &Grid, options: &str) {
     assert!(packing["share_percent"] == 10 && packing["ns_per_block"].as_u64() > Some(0), "{packing}");
     let said = grid.ok("grid status");
     assert!(said.contains("to pack blocks") && said.contains("of 10 % while guests work"), "{said}");
+    assert!(said.contains("packed, of volumes in service here") && said.contains("are not packed"), "{said}");
     grid.ok("node kill 2");
     assert_volume_holds(&grid.uri("vm"), &one, &scratch);
     grid.ok("node start 2");

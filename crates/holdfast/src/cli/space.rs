@@ -177,6 +177,18 @@ pub fn packed_text(space: &SpaceUse) -> Option<String> {
     Saved::of("", space).map(|saved| saved.text())
 }
 
+/// The same of all volumes together that have something packed.
+pub fn all_packed_text(volumes: impl Iterator<Item = VolumeSpace>) -> Option<String> {
+    let saved = volumes.filter_map(|of| Saved::of("", &of.space));
+    let sum = |a: Saved, b: Saved| Saved {
+        shown_bytes: a.shown_bytes + b.shown_bytes,
+        stored_bytes: a.stored_bytes + b.stored_bytes,
+        plain_bytes: a.plain_bytes + b.plain_bytes,
+        ..a
+    };
+    saved.reduce(sum).map(|saved| saved.text())
+}
+
 pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
     let state = gather(dir)?.host.state;
     if state != HostState::Up {

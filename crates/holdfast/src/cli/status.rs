@@ -1,6 +1,7 @@
 //! `holdfast status`, and the states that other commands tell: told within a second, whatever hangs.
 
 use super::format::{percent_used, print, print_json, print_table, table};
+use super::space::all_packed_text;
 use super::trash::print_trash_count;
 use super::volume::print_list;
 use crate::client;
@@ -9,7 +10,7 @@ use crate::findings::{self, Finding, Severity};
 use crate::grid::certs::{Certificates, etcd_warning, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
-use crate::resources;
+use crate::resources::{self, space_of};
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
@@ -398,6 +399,9 @@ pub(super) fn print_grid(status: &GridStatus) -> Result<()> {
             },
             Size(host.resident_bytes)
         ))?,
+    }
+    if let Some(packed) = all_packed_text(status.volumes.iter().filter_map(space_of)) {
+        print(format_args!("packed, of volumes in service here: {packed}"))?;
     }
     print(format_args!("metadata {}", status.metadata.store))?;
     if status.tls {
