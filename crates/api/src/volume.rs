@@ -238,6 +238,9 @@ pub struct SpaceUse {
     pub shown_bytes: u64,
     #[serde(default)]
     pub plain_bytes: u64,
+    /// What guests see of segments of another volume, its store's or its origin's: in no sum.
+    #[serde(default)]
+    pub elsewhere_bytes: u64,
 }
 
 impl SpaceUse {

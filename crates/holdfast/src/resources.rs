@@ -36,7 +36,7 @@ pub fn first_tier(u: holdfast_volume::TierUse) -> FirstTierUse {
     }
 }
 
-pub fn space(s: holdfast_volume::SpaceUse) -> SpaceUse {
+pub fn space(s: holdfast_volume::SpaceUse, elsewhere_bytes: u64) -> SpaceUse {
     SpaceUse {
         data_bytes: s.data_bytes,
         dead_bytes: s.dead_bytes,
@@ -46,6 +46,7 @@ pub fn space(s: holdfast_volume::SpaceUse) -> SpaceUse {
         metadata_bytes: s.metadata_bytes,
         shown_bytes: s.shown_bytes,
         plain_bytes: s.plain_bytes,
+        elsewhere_bytes,
     }
 }
 

@@ -156,6 +156,8 @@ fn equal_content_of_volumes_on_two_hosts_is_stored_once() {
     let is_shared = |grid: &Grid, name: &str| own_bytes(grid, name) == 0;
     until("the store alone has it", || is_shared(&a, "vm1") && is_shared(&a, "vm2") && is_shared(&b, "vm3"));
     assert_eq!(own_bytes(&a, "guests"), SIZE as u64);
+    assert!(a.ok("volume show vm1").contains("of its data lie with guests"));
+    assert!(a.ok("space why").contains("volume vm1: ") && a.ok("space why").contains("lie with another volume"));
     let hold_it = |volumes: &[(&Grid, &str)]| volumes.iter().for_each(|(grid, name)| assert_holds(grid, name, &same));
     hold_it(&[(&a, "vm1"), (&a, "vm2"), (&b, "vm3")]);
     // No client reaches the store.

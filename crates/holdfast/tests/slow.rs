@@ -108,7 +108,11 @@ fn crowd(process: u32, others: usize) -> Others {
     one.set((0..CpuSet::MAX_CPU).find(|cpu| may_use.is_set(*cpu)).expect("this runs on one"));
     for thread in std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs") {
         let id = thread.expect("a thread").file_name().to_string_lossy().parse().expect("its number");
-        sched_setaffinity(Some(pid_of(id)), &one).expect("it is ours");
+        match sched_setaffinity(Some(pid_of(id)), &one) {
+            // It has ended meanwhile.
+            Err(rustix::io::Errno::SRCH) => {}
+            set => set.expect("it is ours"),
+        }
     }
     let busy = |_| {
         let mut shell = std::process::Command::new("sh");

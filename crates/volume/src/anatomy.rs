@@ -95,6 +95,7 @@ impl Controller {
             log_bytes: self.log.bytes,
             mapped_blocks: self.mapped_blocks(),
             segment_count: own.segments,
+            elsewhere_bytes: self.segments.elsewhere_bytes(),
             shared_blocks: self.shared.domain.shared_blocks(),
             degraded_segments: if known { self.degraded_segments() } else { 0 },
             at_risk_entries: self.at_risk_entries(),

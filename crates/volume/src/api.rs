@@ -598,6 +598,8 @@ pub struct Status {
     pub mapped_blocks: u64,
     /// Of its own.
     pub segment_count: u64,
+    /// What it shows of segments of another volume: its store's, or those of what it was made of.
+    pub elsewhere_bytes: u64,
     /// Blocks that were named in a store since the volume was opened; of a store, that were copied into it.
     pub shared_blocks: u64,
     /// Segments with a shard on a device that is out, with fewer shards than their layout wants, or of a layout that is

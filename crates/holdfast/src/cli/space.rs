@@ -139,6 +139,8 @@ pub struct Used {
     pub metadata_bytes: u64,
     /// What is not stored, since blocks are packed, by volume, and how much of the volume's data is not packed. In no sum.
     pub saved: Vec<Saved>,
+    /// What volumes show of a store or an origin, which holds it. In no sum.
+    pub elsewhere: Vec<(String, u64)>,
     /// What deleted volumes hold that can be had back, as far as it is known, and how many they are.
     pub trash_bytes: u64,
     pub trash_volumes: usize,
@@ -235,6 +237,9 @@ fn account(status: &GridStatus, held: &[VolumeSpace]) -> Space {
         }
         if live.space.kept_bytes > 0 {
             used.kept.push((volume.name.clone(), live.space.kept_bytes));
+        }
+        if live.space.elsewhere_bytes > 0 {
+            used.elsewhere.push((volume.name.clone(), live.space.elsewhere_bytes));
         }
         used.dead_bytes += live.space.dead_bytes;
         used.padding_bytes += live.space.padding_bytes;
@@ -366,6 +371,12 @@ fn print_why(space: &Space) -> Result<()> {
     print_table(&rows)?;
     let packed = |saved: &Saved| print(format_args!("volume {}: {}", saved.volume, saved.text()));
     space.used.saved.iter().try_for_each(packed)?;
+    for (name, bytes) in &space.used.elsewhere {
+        print(format_args!(
+            "volume {name}: {} more of its data lie with another volume, which shares them",
+            Size(*bytes)
+        ))?;
+    }
     if space.missing_bytes > 0 {
         print(format_args!(
             "{} more belong to fixed volumes and are not there: bring devices back, or add some (`holdfast device add NODE`)",

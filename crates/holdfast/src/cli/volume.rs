@@ -757,6 +757,11 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     }
     row("epoch", volume.epoch.to_string());
     if let Some(live) = &volume.live {
+        if live.space.elsewhere_bytes > 0 {
+            let with = volume.sharing.as_ref().or(volume.shares_with.as_ref());
+            let with = with.map_or("another volume", String::as_str);
+            row("shared", format!("{} of its data lie with {with}", Size(live.space.elsewhere_bytes)));
+        }
         if let Some(packed) = packed_text(&live.space) {
             row("packed", packed);
         }

@@ -152,7 +152,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
             suspect_nodes: status.suspect_nodes.iter().map(|n| n.0).collect(),
             left_to_drain: status.left_to_drain.iter().map(|(_, count)| count).sum(),
             left_to_balance_bytes: status.left_to_balance_bytes,
-            space: resources::space(status.space),
+            space: resources::space(status.space, status.elsewhere_bytes),
             shares: sharing.and_then(|s| s.heads.get(&head)).map(|s| resources::shares(*s)),
             held_by_snapshots_bytes: sharing.map_or(0, |s| s.held_by_snapshots_bytes).min(status.space.data_bytes),
             layers_going: status.layers_going,

@@ -394,6 +394,11 @@ impl Segments {
         totals
     }
 
+    /// What guests see of segments that are another volume's.
+    pub(crate) fn elsewhere_bytes(&self) -> u64 {
+        self.foreign.totals.space.shown_bytes
+    }
+
     /// Shards of its own segments on the device.
     pub(crate) fn own_shards_on(&self, device: DeviceId) -> u64 {
         self.all.shards_on(device) - self.foreign.shards_on(device)
