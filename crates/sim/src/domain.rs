@@ -48,10 +48,10 @@ impl Run {
         number
     }
 
-    /// A store and two members.
+    /// A store and some members.
     pub(crate) fn begin_domain(&mut self) {
         let store = self.create_fresh(true);
-        for _ in 0..2 {
+        for _ in 0..1 + self.plan.seed % 3 {
             let member = self.create_fresh(false);
             self.put_into_domain(member, store);
         }

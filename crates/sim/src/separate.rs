@@ -80,6 +80,8 @@ struct Member {
     at: Option<MachineAt>,
     /// A snapshot of it, and what that holds.
     snapshot: Option<(String, Option<Vec<Sector>>)>,
+    /// It is being rolled back to that.
+    rolls_back: bool,
     /// What it said last that it names.
     record: Option<SegmentRanges>,
     /// It has no guest: others share its content.
@@ -101,6 +103,7 @@ impl Member {
             pending: None,
             at: None,
             snapshot: None,
+            rolls_back: false,
             record: None,
             is_store: false,
             store: None,
@@ -222,6 +225,23 @@ impl Member {
         }
     }
 
+    /// A rollback has an end: with its outcome, or without one that anybody knows.
+    fn end_rollback(&mut self, is_done: Option<bool>) {
+        let held = self.snapshot.as_ref().and_then(|(_, held)| held.clone());
+        let Some(held) = held.filter(|_| std::mem::take(&mut self.rolls_back)) else { return };
+        match is_done {
+            Some(true) => self.sectors = held,
+            Some(false) => {}
+            None => {
+                for (sector, held) in self.sectors.iter_mut().zip(held) {
+                    if let (Sector::Known(versions), Sector::Known(held)) = (sector, held) {
+                        versions.extend(held);
+                    }
+                }
+            }
+        }
+    }
+
     fn holds(&mut self, offset: u64, len: u64, version: Version) {
         for i in self.range(offset, len) {
             self.sectors[i] = Sector::Known(vec![version]);
@@ -295,7 +315,8 @@ impl Run {
     }
 
     pub(crate) fn is_member_idle(&self, number: usize) -> bool {
-        self.separate.members[number - 1].pending.is_none()
+        let member = &self.separate.members[number - 1];
+        member.pending.is_none() && !member.rolls_back
     }
 
     pub(crate) fn is_member_open(&self, number: usize) -> bool {
@@ -335,6 +356,7 @@ impl Run {
         let member = self.separate.get(number);
         // What the old owner was asked for may happen or not.
         (member.at, member.pending) = (Some(at), None);
+        member.end_rollback(None);
         if member.snapshot.as_ref().is_some_and(|(_, held)| held.is_none()) {
             member.snapshot = None;
         }
@@ -416,8 +438,15 @@ impl Run {
                     *content = Some(held);
                 }
             }
-            Output::Notice { notice: Notice::Refused { .. }, .. } if is_current => {
-                self.separate.get(number).snapshot.take_if(|(_, content)| content.is_none());
+            Output::Notice { notice: Notice::Changed { change: Change::Rollback { .. }, .. }, .. } if is_current => {
+                self.separate.get(number).end_rollback(Some(true));
+            }
+            Output::Notice { notice: Notice::Refused { change, .. }, .. } if is_current => {
+                let member = self.separate.get(number);
+                member.snapshot.take_if(|(_, content)| content.is_none());
+                if matches!(change, Change::Rollback { .. }) {
+                    member.end_rollback(Some(false));
+                }
             }
             Output::Notice { notice, .. } => self.on_separate_notice(at, &notice),
             _ => {}
@@ -571,6 +600,7 @@ impl Run {
             (70..200, Some((_, Some(_)))) if has_room => {
                 self.ask_separate_of_member(number);
             }
+            (200..206, Some((name, Some(_)))) if !is_origin => self.act_on_snapshot_of(number, name),
             // What is asked for now might be part of the snapshot or not.
             (_, Some((_, None))) => {}
             _ => {
@@ -608,6 +638,22 @@ impl Run {
         self.world.tell(at, Event::Change(Change::Snapshot { head: HeadId::VOLUME, name, created_ms: 1 }));
     }
 
+    /// It is rolled back to its snapshot, or that is dropped.
+    fn act_on_snapshot_of(&mut self, number: usize, name: String) {
+        let (rolls_back, head) = (self.separate.prng.chance(600), HeadId::VOLUME);
+        let member = self.separate.get(number);
+        let at = member.at.expect("an open member");
+        member.rolls_back = rolls_back;
+        let change = match rolls_back {
+            true => Change::Rollback { head, name },
+            false => {
+                member.snapshot = None;
+                Change::DropSnapshot { head, name }
+            }
+        };
+        self.world.tell(at, Event::Change(change));
+    }
+
     /// Now and then a separate clone is made of one of the volume's snapshots.
     pub(crate) fn act_on_separate(&mut self, at: MachineAt) {
         if self.separate.members.len() >= self.separate.max || !self.separate.prng.chance(60) || self.is_late(at) {
@@ -628,7 +674,7 @@ impl Run {
             let machine = member.at.and_then(|at| self.world.machine(at)).filter(|c| c.state() == State::Open);
             machine.inspect(|controller| controller.verify());
             let status = machine.map(Controller::status);
-            status.is_some_and(|s| s.degraded_segments == 0 && s.at_risk_entries == 0) && member.pending.is_none()
+            status.is_some_and(|s| s.degraded_segments == 0 && s.at_risk_entries == 0) && member.pending.is_none() && !member.rolls_back
         })
     }
 
