@@ -132,6 +132,10 @@ impl Run {
         }
     }
 
+    pub(crate) fn shared_blocks_of_all(&self) -> u64 {
+        (1..=self.separate.count()).map(|number| self.shared_blocks(number)).sum()
+    }
+
     /// Blocks that a member names in the store so far.
     pub(crate) fn shared_blocks(&self, number: usize) -> u64 {
         let machine = self.member_at(number).and_then(|at| self.world.machine(at));

@@ -166,6 +166,10 @@ impl SeparateClones {
         self.members.len()
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.members.len()
+    }
+
     pub(crate) fn any_host(&mut self, hosts: usize) -> usize {
         self.prng.below(hosts as u64) as usize
     }

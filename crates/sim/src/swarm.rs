@@ -84,6 +84,8 @@ pub struct Outcome {
     pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
     pub encryptions: u64,
+    /// Blocks that members of a domain have named in its store, of openings that live at the end.
+    pub shared_blocks: u64,
     /// Times that the metadata store was lost, and all volumes had back from nodes, and that some could only be found.
     pub recovered: u32,
     pub found: u32,
@@ -815,6 +817,7 @@ impl Run {
             audits: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
+            shared_blocks: self.shared_blocks_of_all(),
             passed_on: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::passed_on).sum(),
             disk_waits: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::waited).sum(),
             ahead_bytes: 0,

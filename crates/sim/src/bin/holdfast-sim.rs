@@ -109,7 +109,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
     let sum = |f: fn(&Outcome) -> u64| outcomes.iter().map(|(_, o)| f(o)).sum::<u64>();
     println!(
         "  events {}, answered {}, refused {}, faults {}, openings {}, rolls {}, segments {} (cleaned {}, packed later {}), folds {}, \
-         audits {}, shards rebuilt {}, encryptions {}, cache hits {}, blocks read ahead {}",
+         audits {}, shards rebuilt {}, encryptions {}, cache hits {}, shared {}, blocks read ahead {}",
         sum(|o| o.events),
         sum(|o| o.answered),
         sum(|o| o.refused),
@@ -124,6 +124,7 @@ fn print_sums(outcomes: &[(u64, Outcome)]) {
         sum(|o| o.shards_rebuilt),
         sum(|o| o.encryptions),
         sum(|o| o.cache_hits),
+        sum(|o| o.shared_blocks),
         sum(|o| o.ahead_bytes / BLOCK_BYTES as u64),
     );
 }

@@ -21,6 +21,7 @@ fn random_runs_are_sound_and_repeatable() {
         ("segments cleaned", sum(|o| o.segments_cleaned)),
         ("folds", sum(|o| o.folds)),
         ("reads from nodes' read caches", sum(|o| o.cache_hits)),
+        ("blocks that were named in stores of sharing domains", sum(|o| o.shared_blocks)),
         ("requests between reactors of nodes", sum(|o| o.passed_on)),
         ("disk operations that waited for a place", sum(|o| o.disk_waits)),
         ("recoveries from what nodes hold", sum(|o| u64::from(o.recovered))),
