@@ -70,6 +70,9 @@ const UNREADABLE_PAUSE: Duration = Duration::from_secs(10);
 /// After a pass for whose segment there was no room: time for a fold to free some.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
+/// Segments that could not be read, and when to try again.
+type Unreadable = BTreeMap<SegmentNo, Instant>;
+
 #[derive(Debug)]
 struct Victim {
     no: SegmentNo,
@@ -310,8 +313,9 @@ impl Pass {
         may_shrink * WORTH_PART >= all
     }
 
-    /// Looks what the next leaf names of a store, as far as that fits a segment. False where that is not known yet.
-    fn look_for_foreign(&mut self, map: &mut Map, runs: &mut usize) -> bool {
+    /// Looks what the next leaf names of a store, as far as that fits a segment, and can be read. False where that is not
+    /// known yet.
+    fn look_for_foreign(&mut self, map: &mut Map, left_alone: &Unreadable, runs: &mut usize) -> bool {
         let Some(leaf) = self.leaves.front() else { return true };
         let pieces = match map.resolve_written(leaf.first_key(), LEAF_BLOCKS, &self.pins) {
             Ok(pieces) => pieces,
@@ -323,7 +327,7 @@ impl Pass {
         *runs += pieces.len();
         for run in pieces.into_iter().filter_map(|piece| LiveRun::of(piece.start, piece.value?)) {
             let is_wanted = self.only.as_ref().is_none_or(|only| only.contains(&run.segment));
-            if run.segment.epoch < STORE_EPOCHS || !is_wanted {
+            if run.segment.epoch < STORE_EPOCHS || !is_wanted || left_alone.contains_key(&run.segment) {
                 continue;
             }
             let fits = run.blocks().min(self.blocks_left);
@@ -414,7 +418,7 @@ pub(crate) struct Cleaner {
     /// Moved since the last checkpoint: so much more is taken until that frees what was emptied.
     owed_bytes: u64,
     /// Segments that could not be read, and when to try again: shards may have been lost that are re-created since.
-    unreadable: BTreeMap<SegmentNo, Instant>,
+    unreadable: Unreadable,
 }
 
 impl Cleaner {
@@ -682,6 +686,7 @@ impl Cleaner {
         if now < self.returns_at {
             return Returned::Rests;
         }
+        self.unreadable.retain(|_, until| *until > now);
         let ahead = around.map.directory().iter_from(self.next_to_return).take(LEAVES_AHEAD);
         let leaves: VecDeque<LeafNo> = ahead.map(|(no, _)| no).collect();
         if leaves.is_empty() {
@@ -811,7 +816,7 @@ impl Cleaner {
             if *runs >= runs_max {
                 return Looked::On;
             }
-            if !pass.look_for_foreign(map, runs) {
+            if !pass.look_for_foreign(map, &self.unreadable, runs) {
                 return Looked::Needs(pass.leaves_pending.iter().copied().collect());
             }
             if pass.leaves.front() != Some(&leaf) {
@@ -1029,6 +1034,10 @@ impl Cleaner {
         self.slice_at = None;
         let mut unreadable = BTreeSet::new();
         if let Some(pass) = self.pass.take() {
+            if pass.aim == Aim::Return {
+                // It would do the same at once, and nothing else would be done.
+                self.returns_at = around.basis.now + REFUSED_PAUSE;
+            }
             // Whoever only looks would look at the same at once.
             let looked_at = pass.victims.iter().map(|victim| victim.no).filter(|_| !pass.aim.writes());
             unreadable = pass.unreadable.into_iter().chain(looked_at.collect::<Vec<_>>()).collect();
@@ -1198,6 +1207,37 @@ mod tests {
         assert_eq!(sent(&mut rig.out)[0].0, leg(2, 0).node);
         rig.with(|around, out| cleaner.ask_header(around, pass, 0, out));
         assert!(cleaner.is_idle() && rig.wants.free, "nobody else has it: the pass is given up");
+    }
+
+    #[test]
+    fn what_can_not_be_read_of_a_store_keeps_nothing_else_from_being_copied_back() {
+        let (mut rig, mut cleaner) = (rig(), Cleaner::default());
+        let stores = |counter| SegmentNo { epoch: STORE_EPOCHS, counter };
+        let mut kept = TestMap::new();
+        for counter in [1, 2] {
+            kept.segments.insert(stores(counter), info(BLOCKS, 0, &[leg(1, 0), leg(2, 0)]));
+            kept.say(0, counter * 4096, 1, Place::plain(stores(counter), 0, Crcs::new(vec![0])));
+        }
+        kept.fold(2);
+        (rig.segments, rig.map) = (kept.segments, kept.map);
+        let mut copied = |rig: &mut Rig, cleaner: &mut Cleaner| {
+            assert_eq!(rig.with(|around, _| cleaner.begin_return(around, None)), Returned::Begun);
+            assert_eq!(cleaner.find_live(&mut rig.map, usize::MAX, &mut 0), Looked::All);
+            rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
+            let mut copied = Vec::new();
+            while let Some(CleanRead { pass, part, segment, .. }) = cleaner.next_read() {
+                let result = if segment == stores(1) { Err(FetchError::Lost) } else { Ok(Buf::zeroes(BLOCK_BYTES)) };
+                if let Read::All(work) = rig.with(|around, _| cleaner.on_part(around, pass, part, result)) {
+                    copied = work.extents.iter().map(|extent| extent.source).collect();
+                }
+            }
+            copied
+        };
+        assert!(copied(&mut rig, &mut cleaner).is_empty() && cleaner.is_unreadable(stores(1)));
+        let again = rig.with(|around, _| cleaner.begin_return(around, None));
+        assert_eq!(again, Returned::Rests, "others come to it meanwhile");
+        rig.basis.now = rig.basis.now + REFUSED_PAUSE;
+        assert_eq!(copied(&mut rig, &mut cleaner), [Source::Segment { segment: stores(2), block: 0 }]);
     }
 
     #[test]
