@@ -49,7 +49,8 @@ impl Sparse {
         if self.round.is_some() || basis.now < self.rests_until || members.is_empty() {
             return None;
         }
-        let is_data = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible();
+        // What the store has forgotten a member may name all the same: it shared, and was away before it could say so.
+        let is_data = |info: &SegmentInfo| info.kind == Kind::Data;
         let mut ahead = segments.own_after(self.looked_to);
         let slice: Vec<(SegmentNo, &SegmentInfo)> = ahead.by_ref().take(LOOKED_AT).collect();
         self.looked_to = ahead.next().and(slice.last()).map(|(no, _)| *no);
@@ -68,13 +69,16 @@ impl Sparse {
         Some(asked).filter(|asked| !asked.is_empty())
     }
 
-    /// A member names so much. With the last one: which segments are to be vacated.
+    /// A member names so much. With the last one: which segments are to be vacated. An answer that came late is of another
+    /// slice, and tells nothing of this one.
     pub(crate) fn on_counted(&mut self, member: VolumeId, counts: &[(SegmentNo, u32)]) -> Vec<SegmentNo> {
         let Some(round) = &mut self.round else { return Vec::new() };
-        if !round.unanswered.remove(&member) {
+        let counts: BTreeMap<SegmentNo, u32> = counts.iter().copied().collect();
+        let is_of_this = round.blocks.keys().all(|no| counts.contains_key(no));
+        if !is_of_this || !round.unanswered.remove(&member) {
             return Vec::new();
         }
-        for (no, count) in counts {
+        for (no, count) in &counts {
             if let Some((named, _)) = round.blocks.get_mut(no) {
                 *named += u64::from(*count);
             }
@@ -83,7 +87,8 @@ impl Sparse {
             return Vec::new();
         }
         let round = self.round.take().expect("just seen");
-        let is_sparse = |(named, all): &(u64, u64)| *named > 0 && named * 1000 < NAMED_MIN * all;
+        let is_sparse =
+            |(named, all): &(u64, u64)| *named > 0 && (*all == 0 || named.saturating_mul(1000) < NAMED_MIN * all);
         let sparse: Vec<SegmentNo> = round.blocks.iter().filter(|(_, of)| is_sparse(of)).map(|(no, _)| *no).collect();
         self.vacated.extend(&sparse);
         sparse
@@ -104,6 +109,21 @@ mod tests {
     }
 
     #[test]
+    fn what_the_store_has_forgotten_and_somebody_names_is_vacated() {
+        let mut basis = crate::basis::tests::basis("mirror:2");
+        basis.now = Instant::ZERO + Duration::from_secs(10);
+        let mut segments = Segments::default();
+        for counter in 1..=2 {
+            segments.insert(no(counter), info(100, 0, &[leg(1, 0), leg(2, 0)]));
+        }
+        let dependents = vec![Dependent { volume: VolumeId(3), upto: no(9) }];
+        basis.replace_root(Root { dependents, ..basis.root().clone() });
+        let mut sparse = Sparse::default();
+        assert_eq!(sparse.ask(&basis, &segments), Some(vec![no(1), no(2)]));
+        assert_eq!(sparse.on_counted(VolumeId(3), &[(no(1), 100), (no(2), 0)]), [no(1)]);
+    }
+
+    #[test]
     fn what_little_is_named_of_is_vacated_when_all_have_told() {
         let mut basis = crate::basis::tests::basis("mirror:2");
         basis.now = Instant::ZERO + Duration::from_secs(10);
@@ -120,8 +140,9 @@ mod tests {
         assert!(sparse.on_counted(VolumeId(3), &[(no(1), 3), (no(2), 3), (no(3), 0)]).is_empty());
         assert!(sparse.on_counted(VolumeId(3), &[(no(1), 9)]).is_empty(), "it has told");
         assert!(sparse.on_counted(VolumeId(5), &[(no(1), 9)]).is_empty(), "it is no member");
+        assert!(sparse.on_counted(VolumeId(4), &[(no(1), 2), (no(2), 0)]).is_empty(), "that is of another slice");
         // Half of it is dead in the one, the other one has it all; of the third nobody has anything.
-        assert_eq!(sparse.on_counted(VolumeId(4), &[(no(1), 2), (no(2), 20)]), [no(1)]);
+        assert_eq!(sparse.on_counted(VolumeId(4), &[(no(1), 2), (no(2), 20), (no(3), 0)]), [no(1)]);
         assert!(sparse.is_vacated(no(1)) && !sparse.is_vacated(no(2)) && !sparse.is_vacated(no(3)));
         assert!(sparse.ask(&basis, &segments).is_none(), "it rests");
         basis.now = basis.now + basis.config.vacate_every;
