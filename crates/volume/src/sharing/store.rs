@@ -119,7 +119,7 @@ pub(crate) struct Store {
     due: VecDeque<Due>,
     is_due: BTreeSet<Due>,
     /// Of these the store's segment is to be printed first.
-    unlisted: Vec<Due>,
+    unlisted: BTreeSet<Due>,
     /// These want to be members, and need a record first.
     pub(crate) asking: BTreeSet<VolumeId>,
     /// These have one: the root is to name them.
@@ -348,6 +348,7 @@ impl Store {
         self.offered_at.remove(&no);
         self.lists.remove(&no);
         self.order.retain(|of| *of != no);
+        self.unlisted.retain(|(_, _, of)| *of != no);
         self.index.forget(Seen { volume: own, segment: no });
     }
 
@@ -371,7 +372,7 @@ impl Store {
             let is_member = basis.root().dependents.iter().any(|of| of.volume == member);
             let (Some(info), true) = (info, is_member && self.is_offered(segment)) else { continue };
             let Some(List { run, prints, crcs }) = self.lists.get(&segment) else {
-                self.unlisted.push(due);
+                self.unlisted.insert(due);
                 return Some((member, of_member, Err(segment)));
             };
             self.offered_at.insert(segment, basis.now);
@@ -577,7 +578,7 @@ mod tests {
     use crate::peers::tests::leg;
     use crate::segment::tests::info;
     use holdfast_base::Epoch;
-    use holdfast_format::sharing::STORE_EPOCHS;
+    use holdfast_format::sharing::{Dependent, STORE_EPOCHS};
 
     fn seen(volume: u128) -> Seen {
         Seen { volume: VolumeId(volume), segment: SegmentNo { epoch: Epoch(1), counter: 0 } }
@@ -603,6 +604,26 @@ mod tests {
         // It was moved on from there.
         store.on_own_counted(&basis, VolumeId(1), &[(own(1).segment, 0)]);
         assert_eq!(heard(&mut store, &basis, own(3), &prints), (Vec::new(), 0));
+        store.verify();
+    }
+
+    #[test]
+    fn what_is_offered_no_more_waits_for_no_prints() {
+        let (mut store, mut basis) = (Store::default(), crate::basis::tests::basis("mirror:2"));
+        let (member, of_member) = (VolumeId(3), seen(3).segment);
+        let stored = SegmentNo { epoch: STORE_EPOCHS, counter: 1 };
+        let dependents = vec![Dependent { volume: member, upto: stored }];
+        basis.replace_root(Root { dependents, ..basis.root().clone() });
+        let mut segments = Segments::default();
+        segments.insert(stored, info(100, 20, &[leg(1, 0), leg(2, 0)]));
+        for _ in 0..2 {
+            store.make_due(member, of_member, stored);
+            let next = store.next_offer(&basis, &segments);
+            assert!(matches!(next, Some((_, _, Err(no))) if no == stored), "its prints are to be known first");
+        }
+        assert_eq!(store.unlisted.len(), 1);
+        store.offer_no_more(basis.volume(), stored);
+        assert!(store.unlisted.is_empty());
         store.verify();
     }
 
