@@ -291,7 +291,7 @@ impl Controller {
             && self.is_destaged()
             && !self.checkpointer.is_looking()
             && self.care.is_at_rest()
-            && self.shared.domain.is_at_rest()
+            && self.domain_is_at_rest()
             && self.peers.is_settled()
             && !self.lacks_copy()
             && !self.room.is_wanted()

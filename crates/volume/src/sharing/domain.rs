@@ -76,7 +76,7 @@ enum Ask {
 }
 
 impl Domain {
-    pub(crate) fn is_at_rest(&self) -> bool {
+    fn is_at_rest(&self) -> bool {
         self.printer.is_at_rest() && self.member.is_at_rest() && self.store.is_at_rest()
     }
 
@@ -107,6 +107,13 @@ impl Controller {
     pub(crate) fn on_end_sharing(&mut self) {
         self.basis.config.leaves_domain = true;
         self.shared.domain.member.leave();
+        self.shared.domain.printer.stop();
+    }
+
+    /// One that is to leave has not left yet.
+    pub(crate) fn domain_is_at_rest(&self) -> bool {
+        let leaves = self.basis.config.leaves_domain && !self.root().stores.is_empty();
+        !leaves && self.shared.domain.is_at_rest()
     }
 
     /// The store of its domain, as its root says.
@@ -149,11 +156,15 @@ impl Controller {
 
     /// What is done by the way while the volume is open.
     pub(crate) fn drive_domain(&mut self, out: Out) {
-        if self.state != State::Open || !self.is_in_domain() {
+        if self.state != State::Open {
             return;
         }
+        // Perhaps of a domain that it has left.
         if self.shared.domain.printer.on_tick(&self.basis) {
             self.end_pass();
+        }
+        if !self.is_in_domain() {
+            return;
         }
         if self.root().is_store() { self.drive_store(out) } else { self.drive_member(out) }
     }
@@ -181,7 +192,7 @@ impl Controller {
     /// What the store vacates is to be copied back. One walk over the map at a time.
     fn on_vacate(&mut self, segments: &[SegmentNo]) {
         let returns = &mut self.shared.domain.member.returns;
-        if returns.is_empty() && !self.basis.config.leaves_domain {
+        if returns.is_empty() {
             let named = segments.iter().take(SLICE_MAX).filter(|no| self.segments.get(**no).is_some());
             returns.extend(named.filter(|no| no.epoch >= STORE_EPOCHS));
             self.care.cleaner.return_from_start();
@@ -305,12 +316,15 @@ impl Controller {
         let segment = printed.segment;
         if self.basis.root().is_store() {
             self.shared.domain.store.on_own_printed(self.basis.volume(), printed);
-        } else if let Some(of) = self.shared.domain.member.membership() {
+        } else if let Some(of) = self.shared.domain.member.membership().filter(|_| !self.basis.config.leaves_domain) {
             let by_position = by_position(printed);
             let (store, prints) = (of.store.volume, by_position.values().copied().collect());
             self.shared.domain.printer.wait_for_word();
             self.shared.domain.member.remember(self.basis.now, segment, by_position);
             self.talk(store, Talk::Report { segment, prints }, out);
+        } else {
+            // Nobody was told of it.
+            return self.end_pass();
         }
         self.segments.set_printed(segment, true);
         self.end_pass();
@@ -602,6 +616,7 @@ impl Controller {
 
     fn on_store_said(&mut self, store: VolumeId, talk: Talk, out: Out) {
         let is_ours = self.shared.domain.member.membership().is_some_and(|of| of.store.volume == store);
+        let shares = is_ours && !self.basis.config.leaves_domain;
         match talk {
             Talk::Joined { member, membership }
                 if member == self.basis.volume() && self.store() == Some(store) && membership.store.volume == store =>
@@ -609,14 +624,14 @@ impl Controller {
                 self.shared.domain.member.on_joined(membership);
                 self.drive_root(out);
             }
-            Talk::Heard { segment, wanted, offers } if is_ours => {
+            Talk::Heard { segment, wanted, offers } if shares => {
                 self.shared.domain.member.on_heard(segment, wanted.is_empty() && offers == 0);
                 if !wanted.is_empty() {
                     self.send_content(store, segment, wanted, out);
                 }
                 self.shared.domain.printer.on_word(segment);
             }
-            Talk::Take { segment, offer } if is_ours && self.may_take(&offer) => {
+            Talk::Take { segment, offer } if shares && self.may_take(&offer) => {
                 if let Some(forgotten) = self.shared.domain.member.on_offer(segment, offer) {
                     self.print_again(forgotten);
                 }
@@ -625,7 +640,7 @@ impl Controller {
                 let blocks = segments.iter().take(SLICE_MAX).map(|no| (*no, self.blocks_named_of(*no))).collect();
                 self.talk(store, Talk::Counted { blocks }, out);
             }
-            Talk::Vacate { segments } if is_ours => self.on_vacate(&segments),
+            Talk::Vacate { segments } if shares => self.on_vacate(&segments),
             Talk::Catalogue(no) if is_ours => {
                 self.shared.domain.member.hear(no);
                 // The record waits for one.

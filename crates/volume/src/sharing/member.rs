@@ -150,9 +150,12 @@ impl Member {
 
     /// It is to leave.
     pub(crate) fn leave(&mut self) {
-        (self.leaves, self.has_once_left, self.wanted) = (true, true, None);
+        (self.leaves, self.has_once_left, self.wanted, self.taking) = (true, true, None, None);
+        // Nothing comes of what it told; and all is copied back.
         self.takes.clear();
-        self.taking = None;
+        self.returns.clear();
+        self.reported.clear();
+        self.order.clear();
     }
 
     /// It is to be a member; of which one that was about to leave is sure only when it has written its record again, since a

@@ -78,6 +78,12 @@ impl Printer {
         self.next == SegmentNo::default() && self.again.is_empty() && self.printing.is_none()
     }
 
+    /// Nobody is to be told any more. What is being printed ends by itself.
+    pub(crate) fn stop(&mut self) {
+        (self.next, self.last) = (SegmentNo::default(), None);
+        self.again.clear();
+    }
+
     pub(crate) fn is_printing(&self) -> bool {
         self.printing.is_some()
     }
