@@ -45,8 +45,8 @@ pub(crate) struct SegmentInfo {
     pub(crate) middle: u64,
     /// What was tried last to make its blocks smaller, since the volume was opened.
     pub(crate) tried: Option<Codec>,
-    /// Its blocks were fingerprinted, since the volume was opened.
-    pub(crate) printed: bool,
+    /// In which round its blocks were fingerprinted last, since the volume was opened.
+    pub(crate) printed: Option<u32>,
 }
 
 impl SegmentInfo {
@@ -64,7 +64,7 @@ impl SegmentInfo {
             born: 0,
             middle: 0,
             tried: None,
-            printed: false,
+            printed: None,
         }
     }
 
@@ -558,8 +558,8 @@ impl Segments {
         }
     }
 
-    /// Its blocks were fingerprinted, or are to be again. No checkpoint tells that.
-    pub(crate) fn set_printed(&mut self, no: SegmentNo, printed: bool) {
+    /// Its blocks were fingerprinted in that round, or are to be again. No checkpoint tells that.
+    pub(crate) fn set_printed(&mut self, no: SegmentNo, printed: Option<u32>) {
         if let Some(info) = self.segments.get_mut(&no) {
             info.printed = printed;
         }

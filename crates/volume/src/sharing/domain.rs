@@ -96,7 +96,10 @@ impl Controller {
     /// One that is in another domain already stays there.
     pub(crate) fn on_set_sharing(&mut self, store: VolumeId, key: Option<VolumeKey>) {
         self.basis.config.leaves_domain = false;
-        self.shared.domain.member.join(store);
+        if self.shared.domain.member.join(store) {
+            // Another store knows nothing of what this one was told.
+            self.shared.domain.printer.begin_anew();
+        }
         // Perhaps before the root is read.
         let named = self.basis.known().and_then(|root| root.stores.first());
         if named.is_none_or(|of| of.volume == store) {
@@ -270,7 +273,7 @@ impl Controller {
     /// What was printed is forgotten where it is needed.
     fn print_again(&mut self, no: SegmentNo) {
         if self.segments.get(no).is_some() {
-            self.segments.set_printed(no, false);
+            self.segments.set_printed(no, None);
             self.shared.domain.printer.again(no);
         }
     }
@@ -326,7 +329,7 @@ impl Controller {
             // Nobody was told of it.
             return self.end_pass();
         }
-        self.segments.set_printed(segment, true);
+        self.segments.set_printed(segment, Some(self.shared.domain.printer.round()));
         self.end_pass();
     }
 

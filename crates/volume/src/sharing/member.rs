@@ -159,12 +159,16 @@ impl Member {
     }
 
     /// It is to be a member; of which one that was about to leave is sure only when it has written its record again, since a
-    /// swap that was under way may still win.
-    pub(crate) fn join(&mut self, store: VolumeId) {
+    /// swap that was under way may still win. True where it was about to leave, or had left, perhaps another store: of this one
+    /// it knows nothing.
+    pub(crate) fn join(&mut self, store: VolumeId) -> bool {
         self.wanted = Some(store);
-        if std::mem::take(&mut self.leaves) {
+        let has_left = std::mem::take(&mut self.leaves);
+        if has_left {
             (self.membership, self.has_published, self.record) = (None, false, Record::Unknown);
+            self.catalogue = None;
         }
+        has_left
     }
 
     pub(crate) fn on_joined(&mut self, membership: Membership) {

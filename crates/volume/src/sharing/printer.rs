@@ -66,6 +66,8 @@ impl Printed {
 pub(crate) struct Printer {
     next: SegmentNo,
     rests_until: Instant,
+    /// Rises where all is to be told anew.
+    round: u32,
     /// These are printed again, whatever was.
     again: BTreeSet<SegmentNo>,
     jobs: u64,
@@ -76,6 +78,14 @@ pub(crate) struct Printer {
 impl Printer {
     pub(crate) fn is_at_rest(&self) -> bool {
         self.next == SegmentNo::default() && self.again.is_empty() && self.printing.is_none()
+    }
+
+    pub(crate) fn round(&self) -> u32 {
+        self.round
+    }
+
+    pub(crate) fn begin_anew(&mut self) {
+        self.round += 1;
     }
 
     /// Nobody is to be told any more. What is being printed ends by itself.
@@ -115,7 +125,7 @@ impl Printer {
         let mut ahead = around.segments.iter_from(self.next.max(own.first));
         let found = ahead.by_ref().take(around.basis.config.search_step).find(|(no, info)| {
             let is_old = guests_are_away || around.map.heat_class(info.born) >= around.basis.config.print_heat_min;
-            own.contains(*no) && is_whole(info) && is_old && !info.printed && !is_left_alone(*no)
+            own.contains(*no) && is_whole(info) && is_old && info.printed != Some(self.round) && !is_left_alone(*no)
         });
         let found = found.map(|(no, _)| no);
         // The step has ended where nothing was found, the walk where nothing is ahead.
