@@ -678,7 +678,9 @@ impl Run {
             let machine = member.at.and_then(|at| self.world.machine(at)).filter(|c| c.state() == State::Open);
             machine.inspect(|controller| controller.verify());
             let status = machine.map(Controller::status);
-            status.is_some_and(|s| s.degraded_segments == 0 && s.at_risk_entries == 0) && member.pending.is_none() && !member.rolls_back
+            status.is_some_and(|s| s.degraded_segments == 0 && s.at_risk_entries == 0)
+                && member.pending.is_none()
+                && !member.rolls_back
         })
     }
 

@@ -74,6 +74,19 @@ fn what_one_volume_holds_twice_is_stored_once() {
 }
 
 #[test]
+fn all_that_one_volume_holds_many_times_is_stored_once() {
+    let mut cluster = setup(2809).with(|plan| (plan.volume_bytes, plan.disk_bytes) = (16 << 20, 192 << 20)).start();
+    let store = cluster.store();
+    let member = cluster.member_of(store);
+    for block in (0..4096).step_by(8) {
+        cluster.write_member_as(member, block, 8, REPEATED);
+    }
+    cluster.until_within(10 * LONG, "content is shared", |s| s.member_status(member).space.data_bytes <= 1 << 20);
+    cluster.read_member(member);
+    cluster.finish();
+}
+
+#[test]
 fn what_was_moved_within_a_volume_is_not_taken_for_content_that_it_has_twice() {
     let mut cluster = setup(2808).start();
     let store = cluster.store();
@@ -222,6 +235,42 @@ fn owners_of_store_and_members_come_and_go_and_what_is_shared_stays() {
         members.iter().for_each(|member| cluster.read_member(*member));
         cluster.finish();
     }
+}
+
+#[test]
+fn the_next_owner_of_a_store_is_told_again_what_members_remember() {
+    let mut cluster = setup(2870).start();
+    let store = cluster.store();
+    let members = [cluster.member_of(store), cluster.member_of(store)];
+    install(&mut cluster, &members[..1], 77);
+    cluster.pass(LONG);
+    cluster.open_member_on(store, 1);
+    cluster.pass(Duration::from_secs(5));
+    install(&mut cluster, &members[1..], 77);
+    cluster.until_within(LONG, "content is shared", |s| is_shared(s, &members));
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
+}
+
+#[test]
+fn a_store_whose_owner_hangs_is_in_nobodys_way() {
+    let (mut cluster, store, members) = shared(setup(2872));
+    cluster.open_member_on(store, 0);
+    members.iter().for_each(|member| cluster.open_member_on(*member, 1));
+    cluster.world().pause_host(0);
+    let begun = cluster.now();
+    for member in members {
+        cluster.read_member(member);
+        cluster.write_member(member, 40, 64);
+    }
+    let took = cluster.now().since(begun);
+    assert!(took < Duration::from_secs(1), "members waited for {took:?}");
+    cluster.pass(LONG);
+    cluster.world().resume_host(0);
+    install(&mut cluster, &members, 79);
+    cluster.until_within(LONG, "they share again", |s| is_shared(s, &members));
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
 }
 
 #[test]

@@ -396,7 +396,7 @@ impl Segments {
 
     /// What guests see of segments that are another volume's.
     pub(crate) fn elsewhere_bytes(&self) -> u64 {
-        self.foreign.totals.space.shown_bytes
+        self.foreign.totals.visible_blocks * BLOCK_BYTES as u64
     }
 
     /// Shards of its own segments on the device.

@@ -182,7 +182,18 @@ impl Member {
         if let Some((known, since)) = &mut self.catalogue
             && no > *known
         {
+            let is_of_another_owner = no.epoch > known.epoch;
             (*known, *since) = (no, self.shared_at);
+            if is_of_another_owner {
+                self.tell_again();
+            }
+        }
+    }
+
+    /// The store has another owner, who was told of nothing yet.
+    fn tell_again(&mut self) {
+        for of in self.reported.values_mut() {
+            (of.is_settled, of.tries) = (false, 0);
         }
     }
 

@@ -443,11 +443,15 @@ impl Store {
         (!self.withdrawn.is_empty()).then(|| self.catalogue(basis))
     }
 
-    /// Members that have not published as of the catalogue's newest state, where somebody waits for that.
+    /// Members that have not published as of the catalogue's newest state, where somebody waits for that; and those that know
+    /// of no state of this owner's, which they have told of nothing.
     pub(crate) fn behind(&self, basis: &Basis) -> Vec<VolumeId> {
         let newest = self.newest(basis);
         let is_behind = |volume: &VolumeId| {
-            newest.is_some_and(|no| self.published.get(volume).is_none_or(|names| names.catalogue < no))
+            let names = self.published.get(volume);
+            let knows_another =
+                |names: &Names| names.epoch != NOBODY && !names.has_left() && names.catalogue.epoch < basis.epoch();
+            newest.is_some_and(|no| names.is_none_or(|names| names.catalogue < no)) || names.is_some_and(knows_another)
         };
         basis.root().dependents.iter().map(|of| of.volume).filter(is_behind).collect()
     }
