@@ -9,11 +9,12 @@ use holdfast_sim::mutations::{self, MUTATIONS};
 use holdfast_sim::plan::Plan;
 use holdfast_sim::runner::{guarded, replay_command, run_seeds, twice};
 use holdfast_sim::swarm::{Outcome, run_plan};
+use std::fmt::Debug;
 use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "\
-Usage: holdfast-sim --seeds N [--from S] [--jobs J] [KIND]   run seeds, each twice
+Usage: holdfast-sim --seeds N [--from S] [--jobs J] [--once] [KIND]   run seeds, each twice, or once
        holdfast-sim --seed S [--verbose] [KIND]  run one seed, with --verbose as a printed trace
        holdfast-sim --mutation NAME --seeds N [--from S]          expect a seed that finds the deliberate fault
        holdfast-sim --list-mutations
@@ -29,6 +30,8 @@ struct Arguments {
     from: u64,
     jobs: usize,
     verbose: bool,
+    /// Nobody looks whether two runs of a seed are the same.
+    once: bool,
     ledgers: bool,
     multi_host: bool,
     cluster: bool,
@@ -51,6 +54,7 @@ fn parse() -> Result<Arguments, String> {
             "--from" => arguments.from = number()?,
             "--jobs" => arguments.jobs = number()? as usize,
             "--verbose" => arguments.verbose = true,
+            "--once" => arguments.once = true,
             "--ledgers" => arguments.ledgers = true,
             "--multi-host" | OLDER_MULTI_HOST => arguments.multi_host = true,
             "--cluster" => arguments.cluster = true,
@@ -158,30 +162,38 @@ fn print_cluster_sums(outcomes: &[(u64, ClusterOutcome)]) {
     );
 }
 
+fn checked<T: PartialEq + Debug>(
+    arguments: &Arguments,
+    seed: u64,
+    run: impl Fn() -> Result<T, String>,
+) -> Result<T, String> {
+    if arguments.once { guarded(seed, run) } else { twice(seed, run) }
+}
+
 fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
     let (from, jobs) = (arguments.from, arguments.jobs);
     let start = Instant::now();
     let findings = if arguments.multi_host {
-        let run = |seed| twice(seed, || run_multi_host(MultiHostPlan::from_seed(seed), false));
+        let run = |seed| checked(arguments, seed, || run_multi_host(MultiHostPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_multi_host_sums(&outcomes);
         findings
     } else if arguments.cluster {
-        let run = |seed| twice(seed, || run_cluster(ClusterPlan::from_seed(seed), false));
+        let run = |seed| checked(arguments, seed, || run_cluster(ClusterPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_cluster_sums(&outcomes);
         findings
     } else if arguments.grid {
-        let run = |seed| twice(seed, || run_grid(&GridPlan::from_seed(seed), false));
+        let run = |seed| checked(arguments, seed, || run_grid(&GridPlan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_multi_host_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.hosts)).collect::<Vec<_>>());
         print_cluster_sums(&outcomes.iter().map(|(seed, o)| (*seed, o.control)).collect::<Vec<_>>());
         findings
     } else if arguments.ledgers {
-        let run = |seed| twice(seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
+        let run = |seed| checked(arguments, seed, || run_ledgers(LedgerPlan::from_seed(seed), false));
         run_seeds(from, count, jobs, false, run).1
     } else {
-        let run = |seed| twice(seed, || run_plan(Plan::from_seed(seed), false));
+        let run = |seed| checked(arguments, seed, || run_plan(Plan::from_seed(seed), false));
         let (outcomes, findings) = run_seeds(from, count, jobs, false, run);
         print_sums(&outcomes);
         findings
@@ -196,7 +208,8 @@ fn run_many(count: u64, arguments: &Arguments) -> ExitCode {
         };
         println!("seed {}: {}\n  replay: {}{kind}", finding.seed, finding.why, replay_command(finding.seed));
     }
-    println!("{count} seeds, each twice, in {:.1} s: {} findings", start.elapsed().as_secs_f64(), findings.len());
+    let times = if arguments.once { "once" } else { "twice" };
+    println!("{count} seeds, each {times}, in {:.1} s: {} findings", start.elapsed().as_secs_f64(), findings.len());
     if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
