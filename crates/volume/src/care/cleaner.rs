@@ -398,6 +398,8 @@ pub(crate) struct Cleaner {
     next_id: u64,
     /// Where the walk for what is to be copied back from a store goes on, and when at the earliest.
     next_to_return: LeafNo,
+    /// Where the last pass of it began.
+    returned_from: LeafNo,
     returns_at: Instant,
     /// Candidates of the last search, best first, and when it was or the next may be.
     found: VecDeque<SegmentNo>,
@@ -696,6 +698,7 @@ impl Cleaner {
             return Returned::All;
         }
         let blocks_left = u64::from(config.segment_payload_bytes) / BLOCK_BYTES as u64;
+        self.returned_from = self.next_to_return;
         self.make_pass(Vec::new(), Aim::Return);
         let pass = self.pass.as_mut().expect("just made");
         (pass.leaves, pass.blocks_left, pass.only) = (leaves, blocks_left, only);
@@ -1034,9 +1037,11 @@ impl Cleaner {
         self.slice_at = None;
         let mut unreadable = BTreeSet::new();
         if let Some(pass) = self.pass.take() {
-            if pass.aim == Aim::Return {
-                // It would do the same at once, and nothing else would be done.
-                self.returns_at = around.basis.now + REFUSED_PAUSE;
+            match pass.aim {
+                // Once more, without those.
+                Aim::Return if !pass.unreadable.is_empty() => self.next_to_return = self.returned_from,
+                Aim::Return => self.returns_at = around.basis.now + REFUSED_PAUSE,
+                _ => {}
             }
             // Whoever only looks would look at the same at once.
             let looked_at = pass.victims.iter().map(|victim| victim.no).filter(|_| !pass.aim.writes());
@@ -1220,7 +1225,7 @@ mod tests {
         }
         kept.fold(2);
         (rig.segments, rig.map) = (kept.segments, kept.map);
-        let mut copied = |rig: &mut Rig, cleaner: &mut Cleaner| {
+        let copied = |rig: &mut Rig, cleaner: &mut Cleaner| {
             assert_eq!(rig.with(|around, _| cleaner.begin_return(around, None)), Returned::Begun);
             assert_eq!(cleaner.find_live(&mut rig.map, usize::MAX, &mut 0), Looked::All);
             rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
@@ -1234,10 +1239,10 @@ mod tests {
             copied
         };
         assert!(copied(&mut rig, &mut cleaner).is_empty() && cleaner.is_unreadable(stores(1)));
-        let again = rig.with(|around, _| cleaner.begin_return(around, None));
-        assert_eq!(again, Returned::Rests, "others come to it meanwhile");
-        rig.basis.now = rig.basis.now + REFUSED_PAUSE;
         assert_eq!(copied(&mut rig, &mut cleaner), [Source::Segment { segment: stores(2), block: 0 }]);
+        rig.with(|around, _| cleaner.on_refused(around));
+        let again = rig.with(|around, _| cleaner.begin_return(around, None));
+        assert_eq!(again, Returned::Rests, "there is no room for it");
     }
 
     #[test]
