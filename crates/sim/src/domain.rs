@@ -6,17 +6,22 @@ use crate::secrecy::{key_of, store_key_of};
 use crate::separate::id_of;
 use crate::swarm::{Run, VOLUME};
 use crate::world::MachineAt;
-use holdfast_base::{MetaReply, MetaRequest, MetaVersion, VolumeId};
+use holdfast_base::{Epoch, MetaReply, MetaRequest, MetaVersion, VolumeId};
 use holdfast_format::features::{Feature, Features};
 use holdfast_format::packing::Compression;
 use holdfast_format::root::{Root, root_key};
-use holdfast_format::sharing::STORE_EPOCHS;
+use holdfast_format::sharing::{STORE_EPOCHS, STORE_SPAN};
 use holdfast_format::talk::Talk;
-use holdfast_volume::{Event, State};
+use holdfast_volume::{Controller, Event, State};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Room for whatever is copied in a run.
 const STORE_BYTES: u64 = 1 << 30;
+
+/// Without work of guests a domain comes to rest within this, and then does nothing for so long.
+const ENDS_WITHIN: Duration = Duration::from_secs(120);
+const IS_QUIET: Duration = Duration::from_secs(10);
 
 /// Of a thousand messages, those that are lost.
 const LOST: u32 = 50;
@@ -28,7 +33,7 @@ impl Run {
         let (size, layout) = (if is_store { STORE_BYTES } else { self.guests.size_bytes() }, self.plan.layout);
         let mut root = Root::new(self.world.grid, id_of(number), &format!("member{number}"), size, layout);
         if is_store {
-            root.epoch = STORE_EPOCHS;
+            root.epoch = Epoch(STORE_EPOCHS.0 + number as u64 * STORE_SPAN);
             root.features = Features::default().with(Feature::Stores);
         }
         if self.plan.encrypted {
@@ -54,6 +59,18 @@ impl Run {
         for _ in 0..1 + self.plan.seed % 3 {
             let member = self.create_fresh(false);
             self.put_into_domain(member, store);
+        }
+        if self.plan.first_shares {
+            self.separate.store_of_first = Some(store);
+            self.guests.written = Some(VecDeque::new());
+            self.tell_first();
+        }
+    }
+
+    /// The first volume is in that domain, too, whoever opens it.
+    pub(crate) fn tell_first(&mut self) {
+        if let (Some(store), Some(at)) = (self.separate.store_of_first, self.current) {
+            self.tell_store(at, store);
         }
     }
 
@@ -128,6 +145,27 @@ impl Run {
         for (to, event) in self.separate.held_offers.take().unwrap_or_default() {
             if let Some(at) = self.separate.at_of(to) {
                 self.world.tell_later(at, Duration::from_micros(100), event);
+            }
+        }
+    }
+
+    /// Nobody asks for anything: what is copied and named comes to an end.
+    pub(crate) fn rest_in_domain(&mut self) -> Result<(), String> {
+        let until = self.world.now() + ENDS_WITHIN;
+        let moved = |r: &Run| -> Vec<(u64, u64)> {
+            let all = (1..=r.separate.count()).filter_map(|number| r.member_at(number)).chain(r.current);
+            let all = all.filter_map(|at| r.world.machine(at)).map(Controller::status);
+            all.map(|status| (status.counters.cleaned_bytes, status.shared_blocks)).collect()
+        };
+        loop {
+            let before = moved(self);
+            self.run_until(self.world.now() + IS_QUIET, |_| false)?;
+            let after = moved(self);
+            if before == after {
+                return Ok(());
+            }
+            if self.world.now() > until {
+                return Err(format!("a domain does not come to rest: {before:?}, and then {after:?}"));
             }
         }
     }

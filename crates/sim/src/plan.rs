@@ -102,6 +102,10 @@ pub struct Plan {
     pub separate_max: usize,
     /// There is a sharing domain: a store, and two volumes that often hold the same.
     pub sharing: bool,
+    /// The first volume is a member, too: with its snapshots, clones and hand-overs.
+    pub first_shares: bool,
+    /// Owners of stores and members change, and members leave, this much less often than those of other volumes.
+    pub domain_calm: u64,
     /// What nobody names is forgotten by a store after so long.
     pub forget_after: Duration,
     /// Groups of snapshots are taken now and then.
@@ -201,6 +205,8 @@ impl Plan {
             clones_max: *Prng::new(seed ^ 0xc10e).pick(&[0, 1, 3]),
             separate_max: *Prng::new(seed ^ 0xfa31).pick(&[0, 0, 2, 4]),
             sharing: Prng::new(seed ^ 0x5a4e).chance(300),
+            domain_calm: *Prng::new(seed ^ 0xca15).pick(&[1, 10, 100]),
+            first_shares: Prng::new(seed ^ 0x5a4f).chance(500),
             forget_after: *Prng::new(seed ^ 0xf049e7).pick(&[
                 Duration::from_millis(20),
                 Duration::from_millis(300),
@@ -267,6 +273,9 @@ impl Plan {
             plan.separate_max = 0;
         }
         plan.sharing &= plan.profile != Profile::Full && !plan.loses_metadata;
+        // Members keep their layout, and have no separate clones.
+        plan.first_shares &=
+            plan.sharing && plan.separate_max == 0 && !plan.relayouts && plan.tiers == Tiers::default();
         if plan.sharing {
             plan.disk_bytes += 12 * plan.volume_bytes;
             // Content has to be written, to cool and to be told of: guests take their time.

@@ -125,6 +125,8 @@ pub(crate) struct SeparateClones {
     pub(crate) held_offers: Option<Vec<(VolumeId, Event)>>,
     /// What stores and members tell each other takes that long, at least.
     pub(crate) talk_takes: Duration,
+    /// The store of the first volume's domain.
+    pub(crate) store_of_first: Option<usize>,
 }
 
 pub(crate) fn id_of(number: usize) -> VolumeId {
@@ -144,6 +146,7 @@ impl SeparateClones {
             next_name: 0,
             held_offers: None,
             talk_takes: Duration::ZERO,
+            store_of_first: None,
         }
     }
 
@@ -572,7 +575,7 @@ impl Run {
         let size = self.guests.size_bytes();
         let draw = self.separate.prng.below(1000);
         if self.separate.members[number - 1].is_store {
-            if draw < 30 {
+            if draw < 30 && self.separate.prng.below(self.plan.domain_calm) == 0 {
                 let host = self.separate.any_host(self.world.hosts.len());
                 self.open_member(number, host);
             }
@@ -580,17 +583,18 @@ impl Run {
         }
         let is_origin = self.separate.live().any(|(_, member)| member.origin == number)
             || self.separate.members.iter().any(|m| m.origin == number && matches!(m.stage, Stage::Asked(_)));
-        if draw < 8 && !is_origin {
+        let is_calm = self.separate.get(number).store.is_some() && self.separate.prng.below(self.plan.domain_calm) != 0;
+        if draw < 8 && !is_origin && !is_calm {
             return self.drop_member(number);
         }
-        if draw < 30 {
+        if draw < 30 && !is_calm {
             let host = self.separate.prng.below(self.world.hosts.len() as u64) as usize;
             return self.open_member(number, host);
         }
         if !self.is_member_idle(number) || !self.is_member_open(number) {
             return;
         }
-        if let Some(store) = self.separate.get(number).store.filter(|_| draw >= 990) {
+        if let Some(store) = self.separate.get(number).store.filter(|_| draw >= 990 && !is_calm) {
             // Members leave, and come back.
             return match self.separate.get(number).leaves {
                 true => self.put_into_domain(number, store),
@@ -609,7 +613,7 @@ impl Run {
             (_, Some((_, None))) => {}
             _ => {
                 let is_alike = self.separate.get(number).store.is_some();
-                let what = match self.separate.prng.below(10) {
+                let mut what = match self.separate.prng.below(10) {
                     0..5 => What::Read,
                     // Of few versions, so that others hold the same, or it itself does elsewhere.
                     5..9 if is_alike => What::Write(*self.separate.prng.pick(&[ALIKE, ALIKE + 1, REPEATED])),
@@ -623,6 +627,14 @@ impl Run {
                     // Where others write the same, too.
                     let part = if what == What::Write(REPEATED) { size } else { size.min(1 << 20) };
                     (offset, len) = (offset % part / (8 * BLOCK) * (8 * BLOCK), 8 * BLOCK);
+                }
+                let written = self.guests.written.as_ref().filter(|written| is_alike && !written.is_empty());
+                if let (What::Write(_), Some(written)) = (what, written)
+                    && self.separate.prng.chance(400)
+                {
+                    // What the first volume was to hold.
+                    let (at, bytes, version) = written[self.separate.prng.below(written.len() as u64) as usize];
+                    (offset, len, what) = (at, bytes, What::Write(version));
                 }
                 self.ask_member(number, what, offset, len);
             }

@@ -9,8 +9,8 @@ use crate::groups::Groups;
 use crate::node::NodeProc;
 use crate::plan::Plan;
 use crate::recovery::Recovery;
-use crate::secrecy::{find_plain, key_of};
-use crate::separate::SeparateClones;
+use crate::secrecy::{find_plain, key_of, store_key_of};
+use crate::separate::{SeparateClones, id_of};
 use crate::snapshots::Snapshots;
 use crate::workload::{Area, Guests, What};
 use crate::world::{MachineAt, Output, World};
@@ -84,7 +84,7 @@ pub struct Outcome {
     pub ahead_bytes: u64,
     /// By keys and positions: what was encrypted.
     pub encryptions: u64,
-    /// Blocks that members of a domain have named in its store, of openings that live at the end.
+    /// Blocks that members of a domain have named in its store, of openings that live when they are read back.
     pub shared_blocks: u64,
     /// Times that the metadata store was lost, and all volumes had back from nodes, and that some could only be found.
     pub recovered: u32,
@@ -118,6 +118,7 @@ pub struct Run {
     pub(crate) snapshots: Snapshots,
     pub(crate) groups: Groups,
     pub(crate) separate: SeparateClones,
+    shared_blocks: u64,
     draining: BTreeSet<DeviceId>,
     drain_prng: Prng,
     packing_prng: Prng,
@@ -194,6 +195,7 @@ impl Run {
             snapshots,
             groups: Groups::new(plan.seed, plan.groups),
             separate: SeparateClones::new(plan.seed, plan.separate_max),
+            shared_blocks: 0,
             draining: BTreeSet::new(),
             drain_prng,
             packing_prng,
@@ -271,8 +273,11 @@ impl Run {
             self.guests.on_gone(|m| m == at);
         }
         self.on_group_loss();
-        let controller = Controller::new(self.config_of(VOLUME, host));
-        let at = self.world.attach(host, controller);
+        let mut config = self.config_of(VOLUME, host);
+        if let Some(store) = self.separate.store_of_first.filter(|_| self.plan.encrypted) {
+            config.store_key = Some((id_of(store), store_key_of(self.plan.seed)));
+        }
+        let at = self.world.attach(host, Controller::new(config));
         if self.plan.local {
             let nodes = BTreeSet::from([NodeId(host as u32 + 1)]);
             self.world.tell(at, Event::LocalNodes { nodes });
@@ -282,6 +287,7 @@ impl Run {
         }
         self.current = Some(at);
         self.openings.push(at);
+        self.tell_first();
     }
 
     pub(crate) fn fail(&mut self, why: String) {
@@ -650,9 +656,13 @@ impl Run {
         self.heal()?;
         self.converge("settle")?;
         self.settle_clones();
+        if self.plan.sharing {
+            self.rest_in_domain()?;
+        }
         self.read_back()?;
         self.read_snapshots_back()?;
         self.read_members_back()?;
+        self.shared_blocks = self.shared_blocks_of_all();
         self.drop_members()?;
         self.begin_clones()?;
         if self.plan.space_may_end() || self.prng.chance(250) {
@@ -817,7 +827,7 @@ impl Run {
             audits: 0,
             shards_rebuilt: 0,
             cache_hits: self.cache_hits(),
-            shared_blocks: self.shared_blocks_of_all(),
+            shared_blocks: self.shared_blocks,
             passed_on: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::passed_on).sum(),
             disk_waits: self.world.nodes.iter().flat_map(NodeProc::machines).map(store::Node::waited).sum(),
             ahead_bytes: 0,

@@ -12,7 +12,7 @@ use holdfast_base::{
     StatusExtent,
 };
 use holdfast_volume::Target;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 const BLOCK: u64 = holdfast_base::BLOCK_BYTES as u64;
 const SECTOR: u64 = SECTOR_BYTES as u64;
@@ -125,6 +125,8 @@ pub struct Guests {
     pub history: History,
     pub answered: u64,
     pub refused: u64,
+    /// What was written to the volume last, where others write the same: offset, length, version.
+    pub(crate) written: Option<VecDeque<(u64, u64, Version)>>,
     /// Whether writes may be refused for want of space.
     pub space_may_end: bool,
     /// Several clients write, of which one may at a time.
@@ -150,6 +152,7 @@ impl Guests {
             dropping: Vec::new(),
             dropping_layers: Vec::new(),
             history: History::new(size_bytes * (1 + clones)),
+            written: None,
             answered: 0,
             refused: 0,
             space_may_end: false,
@@ -246,6 +249,7 @@ impl Guests {
                 let mut data = BufMut::new(len as usize);
                 checker::fill(&mut data, offset / SECTOR, version);
                 let id = self.history.invoke_write(version, place, len, who);
+                self.note_written(area, offset, len, version);
                 (BlockOp::Write { offset, data: data.freeze() }, Some(id))
             }
             What::Rollback => panic!("a rollback is not a request"),
@@ -255,6 +259,14 @@ impl Guests {
         }
         let token = self.remember(Asked { at, area, what, offset, len, op: id, late, within: None });
         BlockRequest { token, op }
+    }
+
+    fn note_written(&mut self, area: Area, offset: u64, len: u64, version: Version) {
+        let are_blocks = offset % BLOCK == 0 && len % BLOCK == 0 && len <= 12 * BLOCK;
+        if let Some(written) = self.written.as_mut().filter(|_| area.base == 0 && are_blocks) {
+            written.push_front((offset, len, version));
+            written.truncate(64);
+        }
     }
 
     fn remember(&mut self, asked: Asked) -> RequestToken {
