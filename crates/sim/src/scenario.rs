@@ -403,6 +403,13 @@ impl Cluster {
         self.run.take_out_of_domain(member);
     }
 
+    /// Whether it is looked at seldom, since nothing is left to do.
+    pub fn rests(&self, member: usize) -> bool {
+        let machine = self.run.member_at(member).and_then(|at| self.run.world.machine(at));
+        let next = machine.and_then(Controller::next_deadline);
+        next.is_some_and(|at| at.since(self.now()) > Duration::from_secs(5))
+    }
+
     pub fn is_out(&self, member: usize) -> bool {
         self.run.is_out_of_domain(member)
     }

@@ -389,3 +389,50 @@ fn what_little_is_named_of_is_vacated_and_what_is_alike_of_that_gathered_anew() 
     assert!(stored.data_bytes >= 100 * 4096, "{stored:?} is in the store");
     cluster.finish();
 }
+
+/// Walks rest for as long as outside of the simulator, and what is there stays: so that a domain may come to rest.
+fn slow(seed: u64) -> Setup {
+    setup(seed).with(|plan| {
+        plan.destage_age = Duration::from_secs(10);
+        plan.forget_after = Duration::from_secs(3600);
+        plan.audit_every = Duration::from_secs(3600);
+    })
+}
+
+#[test]
+fn a_domain_comes_to_rest_and_who_has_left_it_does() {
+    for seed in 2870..2876 {
+        let mut cluster = slow(seed).start();
+        let store = cluster.store();
+        let members = [cluster.member_of(store), cluster.member_of(store)];
+        install(&mut cluster, &members, 77);
+        let some = |s: &Cluster| members.iter().all(|member| s.shared_blocks(*member) >= 200);
+        cluster.until_within(20 * LONG, "content is shared", some);
+        cluster.until_within(20 * LONG, "members rest", |s| members.iter().all(|member| s.rests(*member)));
+        cluster.until_within(LONG, "the store rests", |s| s.rests(store));
+        // It leaves while something of what it has told is on its way.
+        install(&mut cluster, &members[..1], 78);
+        cluster.pass(Duration::from_secs(4 * (seed - 2868)));
+        cluster.take_out(members[0]);
+        cluster.until_within(20 * LONG, "it has left", |s| s.is_out(members[0]));
+        cluster.until_within(20 * LONG, "it rests", |s| s.rests(members[0]));
+        cluster.read_member(members[0]);
+        cluster.finish();
+    }
+}
+
+#[test]
+fn who_has_left_one_domain_shares_in_another() {
+    let mut cluster = setup(2880).start();
+    let (older, newer) = (cluster.store(), cluster.store());
+    let members = [cluster.member_of(older), cluster.member_of(newer)];
+    install(&mut cluster, &members, 77);
+    cluster.pass(LONG);
+    assert_eq!(members.map(|member| cluster.shared_blocks(member)), [0, 0], "each is alone in its domain");
+    cluster.take_out(members[1]);
+    cluster.until_within(LONG, "it has left", |s| s.is_out(members[1]));
+    cluster.wish_for(members[1], older);
+    cluster.until_within(LONG, "content is shared", |s| is_shared(s, &members));
+    members.iter().for_each(|member| cluster.read_member(*member));
+    cluster.finish();
+}
