@@ -49,8 +49,7 @@ impl Sparse {
         if self.round.is_some() || basis.now < self.rests_until || members.is_empty() {
             return None;
         }
-        // What the store has forgotten a member may name all the same: it shared, and was away before it could say so.
-        let is_data = |info: &SegmentInfo| info.kind == Kind::Data;
+        let is_data = |info: &SegmentInfo| info.kind == Kind::Data && info.is_visible();
         let mut ahead = segments.own_after(self.looked_to);
         let slice: Vec<(SegmentNo, &SegmentInfo)> = ahead.by_ref().take(LOOKED_AT).collect();
         self.looked_to = ahead.next().and(slice.last()).map(|(no, _)| *no);
@@ -87,8 +86,7 @@ impl Sparse {
             return Vec::new();
         }
         let round = self.round.take().expect("just seen");
-        let is_sparse =
-            |(named, all): &(u64, u64)| *named > 0 && (*all == 0 || named.saturating_mul(1000) < NAMED_MIN * all);
+        let is_sparse = |(named, all): &(u64, u64)| *named > 0 && named.saturating_mul(1000) < NAMED_MIN * all;
         let sparse: Vec<SegmentNo> = round.blocks.iter().filter(|(_, of)| is_sparse(of)).map(|(no, _)| *no).collect();
         self.vacated.extend(&sparse);
         sparse
@@ -106,21 +104,6 @@ mod tests {
 
     fn no(counter: u64) -> SegmentNo {
         number(1, counter)
-    }
-
-    #[test]
-    fn what_the_store_has_forgotten_and_somebody_names_is_vacated() {
-        let mut basis = crate::basis::tests::basis("mirror:2");
-        basis.now = Instant::ZERO + Duration::from_secs(10);
-        let mut segments = Segments::default();
-        for counter in 1..=2 {
-            segments.insert(no(counter), info(100, 0, &[leg(1, 0), leg(2, 0)]));
-        }
-        let dependents = vec![Dependent { volume: VolumeId(3), upto: no(9) }];
-        basis.replace_root(Root { dependents, ..basis.root().clone() });
-        let mut sparse = Sparse::default();
-        assert_eq!(sparse.ask(&basis, &segments), Some(vec![no(1), no(2)]));
-        assert_eq!(sparse.on_counted(VolumeId(3), &[(no(1), 100), (no(2), 0)]), [no(1)]);
     }
 
     #[test]
