@@ -7,6 +7,9 @@
 //! goes on without after [`WAIT_MAX`], and says so ([`Controller::is_recoverable`]); they get their copy when they are
 //! back.
 //!
+//! **A feature** is used when copies that name it were where a recovery can't miss them, in this opening: the log would hold
+//! records that the root which is found does not know of ([`Controller::uses`]).
+//!
 //! Limits: one root at a time, as there is one swap at a time.
 
 use crate::api::Lane;
@@ -14,6 +17,7 @@ use crate::controller::{Controller, Out};
 use crate::owner::root::Change;
 use crate::peers::Purpose;
 use holdfast_base::Instant;
+use holdfast_format::features::{Feature, Features};
 use holdfast_format::ledger::{LedgerRef, Leg};
 use holdfast_format::root::Root;
 use holdfast_format::wire::{Reply, Request};
@@ -39,6 +43,8 @@ pub(crate) struct RootCopies {
     tried_at: Instant,
     /// When the swap that waits for the copies goes on without.
     wait_until: Option<Instant>,
+    /// Of the last root whose copies were safe.
+    features: Features,
 }
 
 impl RootCopies {
@@ -56,6 +62,14 @@ impl RootCopies {
         let on_open = |open: &LedgerRef| open.rule.is_ack_set(&open.legs, self.mask(open));
         let on_sealed = |sealed: &LedgerRef| sealed.rule.is_fence_set(&sealed.legs, self.mask(sealed));
         self.open.as_ref().is_none_or(on_open) && self.seals.as_ref().is_none_or(on_sealed)
+    }
+
+    fn note_features(&mut self) {
+        if let Some(root) = &self.root
+            && self.is_safe()
+        {
+            self.features = root.features.clone();
+        }
     }
 }
 
@@ -95,8 +109,10 @@ impl Controller {
             root: Some(root.clone()),
             open,
             seals,
+            features: std::mem::take(&mut self.copies.features),
             ..RootCopies::default()
         };
+        self.copies.note_features();
         self.send_copies(out);
     }
 
@@ -127,6 +143,7 @@ impl Controller {
         self.copies.asked.remove(&leg);
         if *reply == Reply::Done {
             self.copies.held.insert(leg);
+            self.copies.note_features();
         }
         self.finish_swap(out);
     }
@@ -161,6 +178,11 @@ impl Controller {
     pub(crate) fn lacks_copy(&self) -> bool {
         let lacks = |leg: &Leg| !self.copies.held.contains(leg) && self.peers.is_usable(leg.node);
         self.copies.legs().iter().any(lacks)
+    }
+
+    /// Whether records of that feature may be written.
+    pub(crate) fn uses(&self, feature: Feature) -> bool {
+        self.root().features.has(feature) && self.copies.features.has(feature)
     }
 
     /// Whether the volume could be opened as it is if the metadata store were lost.

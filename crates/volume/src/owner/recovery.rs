@@ -148,8 +148,10 @@ impl Controller {
         let root = self.root();
         let record = Record::decode_in(root.key_width(), &found.entry.header);
         let record = record.expect("a record whose checksums hold can be read");
-        let is_said = record.feature().is_none_or(|feature| root.features.has(feature));
-        assert!(is_said, "entry {lsn} is of a feature that the volume does not use");
+        if let Some(feature) = record.feature() {
+            let used = &root.features;
+            assert!(used.has(feature), "entry {lsn} is of feature {feature:?}, and the volume uses {used:?}");
+        }
         let (ledger, have) = best_holder(ledgers, &found.holders, rule);
         Entry {
             header: found.entry.header,

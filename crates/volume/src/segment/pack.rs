@@ -43,7 +43,7 @@ impl Controller {
     /// Whether blocks are packed here: a node of an older release would refuse them.
     pub(crate) fn packs(&self) -> bool {
         self.basis.config.compression != Compression::Off
-            && self.root().features.has(Feature::Packed)
+            && self.uses(Feature::Packed)
             && self.peers.all_speak(PACKED_SINCE)
     }
 

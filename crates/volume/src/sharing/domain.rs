@@ -237,6 +237,7 @@ impl Controller {
         }
         if !self.root().is_store()
             && self.shared.domain.member.may_share()
+            && self.uses(Feature::Stores)
             && let Some(segment) = self.shared.domain.member.next_take()
         {
             return Some((segment, Aim::Share));
