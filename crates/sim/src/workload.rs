@@ -262,7 +262,7 @@ impl Guests {
     }
 
     fn note_written(&mut self, area: Area, offset: u64, len: u64, version: Version) {
-        let are_blocks = offset % BLOCK == 0 && len % BLOCK == 0 && len <= 12 * BLOCK;
+        let are_blocks = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && len <= 12 * BLOCK;
         if let Some(written) = self.written.as_mut().filter(|_| area.base == 0 && are_blocks) {
             written.push_front((offset, len, version));
             written.truncate(64);
