@@ -23,6 +23,9 @@ const STORE_BYTES: u64 = 1 << 30;
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
 const IS_QUIET: Duration = Duration::from_secs(10);
 
+/// Members publish what they name within so many rests of a walk.
+const PUBLISHED_AFTER: u32 = 20;
+
 /// Of a thousand messages, those that are lost.
 const LOST: u32 = 50;
 
@@ -149,8 +152,12 @@ impl Run {
         }
     }
 
-    /// Nobody asks for anything: what is copied and named comes to an end.
+    /// Nobody asks for anything: what is copied and named comes to an end. Not where a store forgets content before members
+    /// have published that they name it: it is gathered again for ever.
     pub(crate) fn rest_in_domain(&mut self) -> Result<(), String> {
+        if self.plan.forget_after < self.plan.destage_age * PUBLISHED_AFTER {
+            return Ok(());
+        }
         let until = self.world.now() + ENDS_WITHIN;
         let moved = |r: &Run| -> Vec<(u64, u64)> {
             let all = (1..=r.separate.count()).filter_map(|number| r.member_at(number)).chain(r.current);
