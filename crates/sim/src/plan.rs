@@ -100,7 +100,7 @@ pub struct Plan {
     pub clones_max: usize,
     /// Most separate clones in a run, and clones of these.
     pub separate_max: usize,
-    /// There is a sharing domain: a store, and two volumes that often hold the same.
+    /// There is a sharing domain: a store, and one to three volumes that often hold the same.
     pub sharing: bool,
     /// The first volume is a member, too: with its snapshots, clones and hand-overs.
     pub first_shares: bool,

@@ -99,20 +99,16 @@ impl Peers {
         }
     }
 
-    /// Whether it is too soon to look at everything outstanding again: all of it is gone through each time.
-    fn is_too_soon(&self, now: Instant, last: Instant) -> bool {
-        now.since(last) < JUDGED_EVERY * (self.calls.len() / JUDGED_AT_ONCE) as u32
-    }
-
     /// Looks at everything outstanding, if that is due: what is over its bound, and who is far over it. What is long by
     /// nature has had its time doubled so often.
     pub(crate) fn judge_if_due(&mut self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> Option<Judgement> {
-        if self.is_too_soon(basis.now, self.judged_at) {
+        // All of it is gone through each time.
+        if basis.now.since(self.judged_at) < JUDGED_EVERY * (self.calls.len() / JUDGED_AT_ONCE) as u32 {
             return None;
         }
         self.judged_at = basis.now;
-        let (found, known) = self.judge(basis, doublings);
-        self.examined += 2 * self.calls.len() as u64 + known as u64 * self.size();
+        let (found, looks) = self.judge(basis, doublings);
+        self.examined += looks;
         Some(found)
     }
 
@@ -121,17 +117,22 @@ impl Peers {
         self.nodes.values().map(|node| 1 + node.devices().count() as u64).sum()
     }
 
-    /// What is found, and how many nodes were looked up for that.
-    fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> (Judgement, usize) {
+    /// What is found, and how many calls, nodes and devices were gone through for that.
+    fn judge(&self, basis: &Basis, doublings: impl Fn(&Purpose) -> u32) -> (Judgement, u64) {
         let mut found = Judgement { lags: self.lags(basis.now), ..Judgement::default() };
         // Thousands of calls are of a few nodes.
         let mut known: BTreeMap<NodeId, Known> = BTreeMap::new();
         let mut newest: Option<(NodeId, Known)> = None;
+        // Twice all calls: for how far nodes lag, and for each.
+        let (mut looks, a_node) = (2 * self.calls.len() as u64, self.size());
         for (token, call) in self.calls.iter() {
             let class = call.purpose.class();
             let of_node = match newest {
                 Some((node, known)) if node == call.node => known,
-                _ => *known.entry(call.node).or_insert_with(|| self.known_of(basis, call.node)),
+                _ => *known.entry(call.node).or_insert_with(|| {
+                    looks += a_node;
+                    self.known_of(basis, call.node)
+                }),
             };
             newest = Some((call.node, of_node));
             let age = basis.now.since(call.sent_at);
@@ -157,7 +158,7 @@ impl Peers {
                 found.late.push(token);
             }
         }
-        (found, known.len())
+        (found, looks)
     }
 
     fn known_of(&self, basis: &Basis, node: NodeId) -> Known {
@@ -233,21 +234,20 @@ impl Peers {
         true
     }
 
-    /// A suspect node has answered: it is trusted again once nothing it owes is over its bound. True when it is. Of
-    /// thousands that it owes not each answer is a reason to go through the others.
+    /// A suspect node has answered: it is trusted again once nothing it owes is over its bound. True when it is.
     pub(crate) fn reconsider(&mut self, basis: &Basis, node: NodeId, out: Out) -> bool {
         let now = basis.now;
-        if self.get(node).is_none_or(|n| !n.suspect) || self.is_too_soon(now, self.reconsidered_at) {
+        if self.get(node).is_none_or(|n| !n.suspect) {
             return false;
         }
-        self.reconsidered_at = now;
-        self.examined += self.calls.len() as u64;
         let bounds = Class::ALL.map(|class| self.hedge_bound(&basis.config, node, class));
         let is_over = |call: &Call| {
             let class = call.purpose.class();
             class != Class::Bulk && now.since(call.sent_at) > bounds[class as usize]
         };
-        if self.owed_by(node).any(|(_, call)| is_over(call)) {
+        let over = self.calls.iter().position(|(_, call)| call.node == node && is_over(call));
+        self.examined += over.unwrap_or(self.calls.len()) as u64;
+        if over.is_some() {
             return false;
         }
         let state = self.get_mut(node).expect("a node that answered is known");

@@ -81,7 +81,6 @@ pub(crate) struct Peers {
     opening_asked_at: Instant,
     state_asked_at: Instant,
     judged_at: Instant,
-    reconsidered_at: Instant,
     /// Calls, nodes and devices that were gone through to judge nodes.
     pub(crate) examined: u64,
 }
@@ -99,7 +98,6 @@ impl Default for Peers {
             opening_asked_at: Instant::ZERO,
             state_asked_at: Instant::ZERO,
             judged_at: Instant::ZERO,
-            reconsidered_at: Instant::ZERO,
             examined: 0,
         }
     }
