@@ -35,6 +35,14 @@ fn so<T>(told: Result<T, Error>, already: &str) -> Result<(), Error> {
     }
 }
 
+/// `None` where there is no such user: several hosts, and commands, may be about it at once.
+fn unless_gone<T>(told: Result<T, Error>) -> Result<Option<T>, Error> {
+    match told {
+        Err(Error::GRpcStatus(status)) if status.message().contains("user name not found") => Ok(None),
+        told => told.map(Some),
+    }
+}
+
 impl Shared {
     fn permission(&self, right: &Right) -> Permission {
         match right {
@@ -75,30 +83,35 @@ impl EtcdStore {
         self.0.read(|mut client| async move { client.auth_enable().await.map(drop) })
     }
 
-    /// All users, and the roles of each.
+    /// All users, and the roles of each. Who is deleted meanwhile is none.
     pub fn users(&self) -> Result<Vec<(String, Vec<String>)>, MetaError> {
         let listed = self.0.read(|mut client| async move { client.user_list().await })?;
         let roles = |name: &String| {
-            let told = self.0.read(|mut client| async move { client.user_get(name.as_str()).await })?;
-            Ok((name.clone(), told.roles().to_vec()))
+            let ask = |mut client: Client| async move { unless_gone(client.user_get(name.as_str()).await) };
+            let told = self.0.read(ask).transpose()?;
+            Some(told.map(|told| (name.clone(), told.roles().to_vec())))
         };
-        listed.users().iter().map(roles).collect()
+        listed.users().iter().filter_map(roles).collect()
     }
 
     pub fn add_user(&self, name: &str, role: &str) -> Result<(), MetaError> {
         self.0.read(|mut client| async move { add_user(&mut client, name, role).await })
     }
 
-    /// From here on a user may do what the one role may, and what the other may not: also by connections that it has.
+    /// From here on a user may do what the one role may, and what the other may not: also by connections that it has. Who
+    /// is no user may do nothing anyway.
     pub fn change_role(&self, name: &str, from: &str, to: &str) -> Result<(), MetaError> {
         self.0.read(|mut client| async move {
-            client.user_grant_role(name, to).await?;
-            so(client.user_revoke_role(name, from).await, "not granted")
+            if unless_gone(client.user_grant_role(name, to).await)?.is_none() {
+                return Ok(());
+            }
+            let revoked = unless_gone(client.user_revoke_role(name, from).await);
+            so(revoked, "not granted")
         })
     }
 
     pub fn delete_user(&self, name: &str) -> Result<(), MetaError> {
-        self.0.read(|mut client| async move { so(client.user_delete(name).await, "not found") })
+        self.0.read(|mut client| async move { unless_gone(client.user_delete(name).await).map(drop) })
     }
 
     pub fn members(&self) -> Result<Vec<EtcdMember>, MetaError> {
