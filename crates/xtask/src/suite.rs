@@ -6,6 +6,7 @@ use crate::bench::Fleet;
 use crate::{tidy, tools};
 use anyhow::{Context, Result, bail};
 use holdfast_lab::program::SKIPPED;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,20 +20,58 @@ const FLEET: &str = "--fleet";
 /// Minutes of torture in a test run.
 const TORTURE_MINUTES: &str = "2";
 
+/// Lines that are shown once more, at the end, of what a failed test printed: its panic comes last.
+const LAST_LINES: usize = 12;
+
 /// Tests counted in one part.
-#[derive(Default, Clone, Copy)]
+#[derive(Default)]
 struct Count {
     passed: u64,
     failed: u64,
     skipped: u64,
     /// Said so while their program runs, whose sum is still to come.
     passed_but_skipped: u64,
+    failures: Failures,
+}
+
+/// What the tests that failed printed last.
+#[derive(Default)]
+struct Failures {
+    tests: Vec<(String, VecDeque<String>)>,
+    /// The lines are those of the last one.
+    is_listing: bool,
+}
+
+impl Failures {
+    /// A line of cargo's tests: each that failed has `---- NAME stdout ----`, and under it all that it printed.
+    fn hear(&mut self, line: &str) {
+        let title = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = title {
+            self.tests.push((name.to_string(), VecDeque::new()));
+            self.is_listing = true;
+        } else if line == "failures:" {
+            self.is_listing = false;
+        } else if let Some((_, lines)) = self.tests.last_mut().filter(|_| self.is_listing && !line.trim().is_empty()) {
+            lines.push_back(line.to_string());
+            if lines.len() > LAST_LINES {
+                lines.pop_front();
+            }
+        }
+    }
+
+    fn show(&self) {
+        for (name, lines) in &self.tests {
+            println!("\n== {name} failed; its last lines:");
+            lines.iter().for_each(|line| println!("{line}"));
+        }
+    }
 }
 
 impl Count {
     /// A line of cargo's tests: the sum of a program, or a test that says that it did not run. That one has passed by
     /// its program's count, which comes later.
     fn hear(&mut self, line: &str) {
+        self.failures.hear(line);
         if line.starts_with(SKIPPED) {
             self.skipped += 1;
             self.passed_but_skipped += 1;
@@ -94,6 +133,7 @@ fn is_chosen(part: &Part, wanted: &[String]) -> bool {
 }
 
 fn summarise(results: &[(&Part, bool, Count, Duration)]) -> Result<()> {
+    results.iter().for_each(|(_, _, count, _)| count.failures.show());
     println!("\n== parts");
     let mut sum = Count::default();
     for (part, ok, count, took) in results {
@@ -172,12 +212,7 @@ fn parse_result_line(line: &str) -> Option<Count> {
     let number = |what: &str| {
         counts.split("; ").find_map(|part| part.strip_suffix(what)?.trim().parse::<u64>().ok()).unwrap_or(0)
     };
-    Some(Count {
-        passed: number("passed"),
-        failed: number("failed"),
-        skipped: number("ignored"),
-        passed_but_skipped: 0,
-    })
+    Some(Count { passed: number("passed"), failed: number("failed"), skipped: number("ignored"), ..Count::default() })
 }
 
 /// `./x sim …`: the simulator with assertions kept; its own usage message says the rest.
@@ -222,5 +257,17 @@ mod tests {
             count.hear(line);
         }
         assert_eq!((count.passed, count.failed, count.skipped), (23, 6, 3), "a test that did not run has not passed");
+    }
+
+    #[test]
+    fn what_a_failed_test_printed_last_is_kept() {
+        let mut count = Count::default();
+        let begin = ["test a ... ok", "test m::b ... FAILED", "", "failures:", "", "---- m::b stdout ----"];
+        let printed: Vec<String> = (0..20).map(|n| format!("line {n}")).collect();
+        let end = ["", "thread 'm::b' panicked at b.rs:1:", "it is so", "", "failures:", "    m::b", "not of it"];
+        begin.into_iter().chain(printed.iter().map(String::as_str)).chain(end).for_each(|line| count.hear(line));
+        let [(name, lines)] = &count.failures.tests[..] else { panic!("one test failed") };
+        assert_eq!((name.as_str(), lines.len()), ("m::b", LAST_LINES));
+        assert_eq!((lines[0].as_str(), lines[LAST_LINES - 1].as_str()), ("line 10", "it is so"));
     }
 }
