@@ -20,7 +20,7 @@ use std::time::Duration;
 const STORE_BYTES: u64 = 1 << 30;
 
 /// Without work of guests a domain comes to rest within this, and then does nothing for so long.
-const ENDS_WITHIN: Duration = Duration::from_secs(120);
+const ENDS_WITHIN: Duration = Duration::from_secs(600);
 const IS_QUIET: Duration = Duration::from_secs(10);
 
 /// Members publish what they name within so many rests of a walk.

@@ -172,6 +172,10 @@ pub struct Nemesis {
     pub spares_nodes: bool,
     /// Of the rotten node one disk lies, not all: a volume that may come to lie on that node alone bears no more.
     pub rots_one_disk: bool,
+    /// All data have the redundancy of their layout, as far as is known now, and had it when a disk was last swapped. What
+    /// was written while `failures` nodes were out bears one less than that until it is copied.
+    pub is_whole: bool,
+    was_whole: bool,
     /// The node whose disks may be damaged silently, if the run has one.
     rotten: Option<usize>,
     hosts_to_resume: Vec<(usize, Instant)>,
@@ -216,6 +220,8 @@ impl Nemesis {
             failures,
             spares_nodes: true,
             rots_one_disk: false,
+            is_whole: true,
+            was_whole: true,
             ill: Vec::new(),
             rotten: None,
             hosts_to_resume: Vec::new(),
@@ -473,6 +479,13 @@ impl Nemesis {
     /// A blank disk in the place of one with data; sometimes at the worst moment: just before a new owner comes, while a
     /// node that still has the data stands still.
     fn swap_disk<M: Machine>(&mut self, world: &mut World<M>) -> Option<HostAct> {
+        let is_covered = match self.waits_for_restoration() {
+            true => self.was_whole,
+            false => self.rotten.is_none() || self.is_whole,
+        };
+        if self.failures > 1 && !is_covered {
+            return None;
+        }
         let node = self.victim(world).filter(|n| world.nodes[*n].is_up())?;
         world.crash_node(node, Crash::Process);
         let slot = self.prng.below(world.nodes[node].disks.len() as u64) as usize;
@@ -481,6 +494,9 @@ impl Nemesis {
         let until = world.now() + if hurry { self.span(1, 3) } else { self.span(1, 300) };
         if !self.spares_nodes {
             self.overwhelmed_until = self.overwhelmed_until.max(until + 3 * NOTICE_SPAN);
+        }
+        if !self.waits_for_restoration() {
+            self.was_whole = self.is_whole;
         }
         self.fall_ill(node, Cure::Start, until, true);
         if !hurry {

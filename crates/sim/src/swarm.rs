@@ -417,7 +417,8 @@ impl Run {
     }
 
     fn on_fault_time(&mut self) {
-        if self.nemesis.waits_for_restoration() && self.is_whole() {
+        self.nemesis.is_whole = self.is_whole();
+        if self.nemesis.waits_for_restoration() && self.nemesis.is_whole {
             self.nemesis.on_restored(self.world.now());
         }
         let owner = self.current.map(|at| at.host);
