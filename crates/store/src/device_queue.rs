@@ -1,7 +1,8 @@
 //! Disk operations of one device that are under way: in flight, waiting for a place, or resting before another try.
 //!
 //! Role: handlers start operations ([`DeviceQueue::start`]); those that the device may have now become effects at once, the
-//! others with completions ([`DeviceQueue::on_done`]). The shell has no queue of its own.
+//! others with completions ([`DeviceQueue::on_done`]). The shell has no queue of its own. How many the device may have is
+//! for [`Depth`] to say.
 //!
 //! States of an operation: waiting → in flight → done. A read that failed may rest, and starts again as if it were new.
 //! When the device is out, what waits or rests is dropped, and what is in flight ends as the shell tells.
@@ -11,7 +12,7 @@
 //! that one goes before all that came later, and nothing else with it.
 //!
 //! Invariants
-//! 1. At most `in_flight_max` operations are in flight, and none waits while there is a place.
+//! 1. At most `in_flight_max` operations are in flight, and none waits while nothing is.
 //! 2. An operation of the most urgent line starts no later than it would in order of arrival.
 //! 3. Of a line in which something waits, one operation goes after at most [`PASSED_MAX`] of others that came later than its
 //!    oldest: so care goes on, however many guests read.
@@ -20,6 +21,7 @@
 //! Limits: [`IO_MAX`] operations in all; requests ask [`DeviceQueue::has_room`] first.
 
 use crate::api::{DeviceSlot, Effect};
+use crate::depth::Depth;
 use crate::io::{IO_MAX, IO_RESERVE, Started, disk_token};
 use crate::line::{Line, Waiting, Whose};
 use holdfast_base::{Buf, Effects, Instant, Slab, Token, Urgency};
@@ -74,6 +76,7 @@ pub(crate) struct DeviceQueue {
     slot: DeviceSlot,
     under_way: Slab<Started>,
     in_flight: usize,
+    depth: Depth,
     in_flight_max: usize,
     lines: [Line; LINES],
     waiting: usize,
@@ -88,6 +91,7 @@ impl DeviceQueue {
             slot,
             under_way: Slab::new(IO_MAX),
             in_flight: 0,
+            depth: Depth::new(in_flight_max),
             in_flight_max,
             lines: Default::default(),
             waiting: 0,
@@ -128,16 +132,17 @@ impl DeviceQueue {
 
     #[inline]
     fn submit(&mut self, now: Instant, token: Token, op: Op, out: &mut Effects<Effect>) {
-        if self.in_flight < self.in_flight_max {
-            self.in_flight += 1;
+        if self.waiting == 0 && self.in_flight < self.depth.now(now) {
             return self.go(now, token, op, out);
         }
         self.wait(token, op);
+        self.fill(now, out);
     }
 
     #[inline]
     fn go(&mut self, now: Instant, token: Token, op: Op, out: &mut Effects<Effect>) {
         self.under_way.get_mut(token).expect("its caller knows it").went_at = Some(now);
+        self.in_flight += 1;
         out.push(effect(self.slot, token, op));
     }
 
@@ -157,25 +162,37 @@ impl DeviceQueue {
     #[inline]
     pub fn on_done(&mut self, now: Instant, token: Token, out: &mut Effects<Effect>) -> Option<Started> {
         let started = self.under_way.remove(token)?;
-        self.give_up_place(now, out);
+        self.see(now, &started);
+        self.in_flight -= 1;
+        self.fill(now, out);
         Some(started)
     }
 
     #[inline]
-    fn give_up_place(&mut self, now: Instant, out: &mut Effects<Effect>) {
-        if self.waiting == 0 {
-            self.in_flight -= 1;
-            return;
+    fn see(&mut self, now: Instant, started: &Started) {
+        if let (Some(went_at), Some((_, bytes))) = (started.went_at, started.read)
+            && started.io.class() == Class::Read
+            && started.io.whose().urgency == Urgency::Sparse
+        {
+            self.depth.on_sparse_read(now, bytes, now.since(went_at), self.in_flight, self.waiting > 0);
         }
-        let Waiting { token, op, .. } = self.next();
-        self.go(now, token, op, out);
+    }
+
+    /// Gives the device what it may have.
+    #[inline]
+    fn fill(&mut self, now: Instant, out: &mut Effects<Effect>) {
+        while self.waiting > 0 && self.in_flight < self.depth.now(now) {
+            let Waiting { token, op, .. } = self.next();
+            self.go(now, token, op, out);
+        }
     }
 
     /// A read has failed, and is going to be tried again; the next operation starts.
     pub fn rest(&mut self, now: Instant, token: Token, out: &mut Effects<Effect>) {
         self.under_way.get_mut(token).expect("it rests before it is forgotten").went_at = None;
         self.resting += 1;
-        self.give_up_place(now, out);
+        self.in_flight -= 1;
+        self.fill(now, out);
     }
 
     /// A read has rested.
@@ -226,7 +243,8 @@ impl DeviceQueue {
     pub fn verify(&self, resting: usize) {
         assert_eq!(self.resting, resting, "what rests is tried again");
         assert!(self.in_flight <= self.in_flight_max, "{} operations in flight", self.in_flight);
-        assert!(self.waiting == 0 || self.in_flight == self.in_flight_max, "{} wait beside a free place", self.waiting);
+        assert!(self.waiting == 0 || self.in_flight > 0, "{} wait for nothing", self.waiting);
+        self.depth.verify();
         assert_eq!(self.in_flight + self.waiting + self.resting, self.under_way.len(), "each is in one state");
         let gone = self.iter().filter(|started| started.went_at.is_some()).count();
         assert_eq!(gone, self.in_flight, "what is in flight has gone");

@@ -8,6 +8,7 @@ mod api;
 mod cache;
 mod completion;
 mod dealing;
+mod depth;
 mod device;
 mod device_queue;
 mod fence;
