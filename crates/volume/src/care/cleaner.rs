@@ -47,6 +47,9 @@ const FOUND_FOR: Duration = Duration::from_secs(10);
 /// Payload of the candidates that one search finds, in segments: as many passes follow at once while room is short.
 const PASSES_FOUND: u64 = 8;
 
+/// Segments of a store that are found to be copied back in one search.
+const OF_STORE_MAX: usize = 256;
+
 /// While room is ample victims of one pass are chosen from so many passes' worth.
 const PASSES_NEAR_CALM: u64 = 2;
 
@@ -390,10 +393,14 @@ struct Search {
     /// How much it is to be written in another layout or elsewhere, if it is, what cleaning it gains, which, and its
     /// blocks that can be read.
     candidates: Vec<(Option<Need>, u64, SegmentNo, u64)>,
+    of_store: Vec<SegmentNo>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Cleaner {
+    /// Of a store, and to be written in another layout or elsewhere. Their indexes have the store's addresses: what the
+    /// map names of them only the map tells.
+    of_store: Vec<SegmentNo>,
     pass: Option<Pass>,
     next_id: u64,
     /// Where the walk for what is to be copied back from a store goes on, and when at the earliest.
@@ -560,11 +567,17 @@ impl Cleaner {
             if !info.is_visible() || left_alone {
                 continue;
             }
+            let is_crowded = may_spread && around.topology().is_crowded_foreign(no, info);
+            if no.epoch >= STORE_EPOCHS && around.basis.is_foreign(no) {
+                let returns = is_crowded || around.topology().wants_recode(&info.geometry);
+                search.of_store.extend(Some(no).filter(|_| returns && search.of_store.len() < OF_STORE_MAX));
+                continue;
+            }
             let must_move = is_drained_by_cleaning(around.topology(), info) || repairer.is_stuck(no);
             let recode = must_move
                 || around.topology().wants_recode(&info.geometry)
                 || may_return && around.topology().is_astray(info)
-                || may_spread && around.topology().is_crowded_foreign(no, info);
+                || is_crowded;
             if recode || info.dead() * 1000 >= threshold * info.capacity() {
                 // Segments are in the order in which they were begun.
                 let age = (count + 1).saturating_sub(search.rank);
@@ -587,6 +600,7 @@ impl Cleaner {
             return false;
         }
         (self.found_in_steps, self.found_at) = (in_steps, now);
+        self.of_store = search.of_store;
         self.choose(search.candidates, room);
         true
     }
@@ -703,6 +717,11 @@ impl Cleaner {
         let pass = self.pass.as_mut().expect("just made");
         (pass.leaves, pass.blocks_left, pass.only) = (leaves, blocks_left, only);
         Returned::Begun
+    }
+
+    /// What of a store was found that is to be copied back, once.
+    pub(crate) fn take_of_store(&mut self) -> Vec<SegmentNo> {
+        std::mem::take(&mut self.of_store)
     }
 
     /// The next walk begins at once, and with the first leaf.

@@ -178,6 +178,8 @@ impl Controller {
     /// store vacates.
     pub(crate) fn returns_from_store(&mut self) -> bool {
         let leaves = self.basis.config.leaves_domain && self.segments.foreign().next().is_some();
+        let misplaced = self.care.cleaner.take_of_store();
+        self.on_vacate(&misplaced);
         let vacates = !self.shared.domain.member.returns.is_empty();
         if !leaves && !vacates || !self.may_move_data(Need::Choice) {
             return false;
@@ -192,10 +194,10 @@ impl Controller {
         returned == Returned::Begun
     }
 
-    /// What the store vacates is to be copied back. One walk over the map at a time.
+    /// What the store vacates is to be copied back, as is what lies where it may not. One walk over the map at a time.
     fn on_vacate(&mut self, segments: &[SegmentNo]) {
         let returns = &mut self.shared.domain.member.returns;
-        if returns.is_empty() {
+        if returns.is_empty() && !segments.is_empty() {
             let named = segments.iter().take(SLICE_MAX).filter(|no| self.segments.get(**no).is_some());
             returns.extend(named.filter(|no| no.epoch >= STORE_EPOCHS));
             self.care.cleaner.return_from_start();
