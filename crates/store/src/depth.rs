@@ -108,7 +108,7 @@ impl Depth {
     }
 
     fn shortest(&mut self, now: Instant, took: Duration) -> Duration {
-        if now.since(self.span_began) >= SHORTEST_OF {
+        if self.shortest[0].is_none() || now.since(self.span_began) >= SHORTEST_OF {
             self.shortest = [None, self.shortest[0]];
             self.span_began = now;
             self.probes = PROBES;

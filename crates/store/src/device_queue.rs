@@ -22,7 +22,7 @@
 
 use crate::api::{DeviceSlot, Effect};
 use crate::depth::Depth;
-use crate::io::{IO_MAX, IO_RESERVE, Started, disk_token};
+use crate::io::{IO_MAX, IO_RESERVE, Io, Started, disk_token};
 use crate::line::{Line, Waiting, Whose};
 use holdfast_base::{Buf, Effects, Instant, Slab, Token, Urgency};
 
@@ -168,9 +168,11 @@ impl DeviceQueue {
         Some(started)
     }
 
+    /// What guests read one by one is seen. Tables of shards go as such reads do, and anybody's reads need them.
     #[inline]
     fn see(&mut self, now: Instant, started: &Started) {
         if let (Some(went_at), Some((_, bytes))) = (started.went_at, started.read)
+            && matches!(started.io, Io::ShardRead(_) | Io::CachedRead { .. })
             && started.io.class() == Class::Read
             && started.io.whose().urgency == Urgency::Sparse
         {
@@ -270,6 +272,7 @@ mod tests {
     use crate::meter::Kind;
     use holdfast_base::Prng;
     use std::collections::BTreeMap;
+    use std::time::Duration;
 
     /// By line.
     const OF: [(Class, Urgency); LINES] = [
@@ -302,6 +305,7 @@ mod tests {
         out: Effects<Effect>,
         waiting: BTreeMap<Token, (usize, u64)>,
         in_flight: Vec<Token>,
+        now: Instant,
         begun: u64,
         /// Operations that started, by arrival and line.
         order: Vec<(u64, usize)>,
@@ -311,7 +315,7 @@ mod tests {
         fn new(in_flight_max: usize) -> Rig {
             let queue = DeviceQueue::new(DeviceSlot(3), in_flight_max);
             let (waiting, in_flight, order) = (BTreeMap::new(), Vec::new(), Vec::new());
-            Rig { queue, out: Effects::new(), waiting, in_flight, begun: 0, order }
+            Rig { queue, out: Effects::new(), waiting, in_flight, now: NOW, begun: 0, order }
         }
 
         fn start(&mut self, line: usize) {
@@ -322,7 +326,7 @@ mod tests {
             let before: Vec<Token> = self.queue.under_way.tokens();
             let read = Op::Read { offset: 0, len: 4096 };
             let op = if OF[line].0 == Class::Read { read } else { Op::Flush };
-            self.queue.start(started(line, host), op, &mut self.out);
+            self.queue.start(Started { at: self.now, ..started(line, host) }, op, &mut self.out);
             let token = self.queue.under_way.tokens().into_iter().find(|token| !before.contains(token)).unwrap();
             self.begun += 1;
             self.waiting.insert(token, (line, self.begun));
@@ -343,9 +347,9 @@ mod tests {
 
         fn end(&mut self, at: usize) {
             let token = self.in_flight.swap_remove(at);
-            assert!(self.queue.on_done(NOW, token, &mut self.out).is_some());
+            assert!(self.queue.on_done(self.now, token, &mut self.out).is_some());
             self.look();
-            assert!(self.queue.on_done(NOW, token, &mut self.out).is_none(), "it is done once");
+            assert!(self.queue.on_done(self.now, token, &mut self.out).is_none(), "it is done once");
         }
     }
 
@@ -441,6 +445,31 @@ mod tests {
             assert!(rig.order.len() - before <= 3, "a sparse read waits for {:?}", &rig.order[before..]);
         }
         assert!(rig.order.iter().any(|(_, line)| *line == BULK));
+    }
+
+    #[test]
+    fn a_device_has_less_at_a_time_while_a_guest_reads_one_by_one_and_all_again_when_it_is_gone() {
+        const SPARSE: usize = 1;
+        let mut rig = Rig::new(64);
+        (0..200).for_each(|_| rig.start(READ));
+        assert_eq!(rig.in_flight.len(), 64);
+        let mut at_a_time = 0;
+        for _ in 0..200 {
+            rig.start(SPARSE);
+            let own = (rig.begun, SPARSE);
+            while rig.order.last() != Some(&own) {
+                rig.end(0);
+                rig.start(READ);
+            }
+            // It comes behind all that the device has.
+            at_a_time = rig.in_flight.len();
+            rig.now = rig.now + Duration::from_micros(100 * at_a_time as u64);
+            rig.end(at_a_time - 1);
+        }
+        assert!((4..=24).contains(&at_a_time), "{at_a_time}");
+        rig.now = rig.now + Duration::from_millis(100);
+        rig.end(0);
+        assert_eq!(rig.in_flight.len(), 64);
     }
 
     #[test]
