@@ -5,8 +5,9 @@
 //! it needs does not do more, and each operation takes longer.
 //!
 //! Method: a sparse read that took longer than thrice the shortest of late, and a little, takes a quarter off the depth; one
-//! that did not adds to it, where more wants to go. So about one in five takes longer. Additive increase and
-//! multiplicative decrease as in Chiu and Jain (1989), on delay as in TCP Vegas (Brakmo 1994).
+//! that did not adds to it, where more wants to go. Additive increase and multiplicative decrease as in Chiu and Jain (1989),
+//! on delay as in TCP Vegas (Brakmo 1994). Now and then the device has next to nothing for some reads, so that the shortest
+//! is that of a device, not of a queue, as in BBR (Cardwell 2016).
 //!
 //! Invariants
 //! 1. The depth is between [`DEPTH_MIN`] and what the device may have at all, and that is it where no sparse read was done
@@ -31,7 +32,7 @@ const SHORTEST_OF: Duration = Duration::from_secs(5);
 /// For so many reads of a span the device has next to nothing else.
 const PROBES: u32 = 8;
 
-/// Allowed beside that of the shortest: a processor has else to do.
+/// Allowed beside thrice the shortest: a processor has else to do.
 const SLACK: Duration = Duration::from_micros(250);
 
 /// Good reads that add one to the depth.
