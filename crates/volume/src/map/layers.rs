@@ -254,6 +254,11 @@ impl LayerTable {
         merged.filter(|(_, into)| !self.going.contains_key(into))
     }
 
+    /// Whether the layer is one that goes with all that it says.
+    pub(crate) fn is_dropped(&self, layer: ObjectId) -> bool {
+        self.going.get(&layer) == Some(&Fate::Dropped)
+    }
+
     /// Layers that are to go with all that they say.
     pub(crate) fn to_drop(&self) -> impl Iterator<Item = ObjectId> {
         self.going.iter().filter(|(_, fate)| **fate == Fate::Dropped).map(|(gone, _)| *gone)
