@@ -415,7 +415,8 @@ impl Controller {
     // ---- margin (protocol rule 9) ----
 
     /// Acknowledged entries that fewer usable legs hold than the layout's tolerance asks, whatever rule they were
-    /// acknowledged by; and one for an open ledger of such a rule, which the next write would be.
+    /// acknowledged by; and one for an open ledger of such a rule, which the next write would be, or one that has lost
+    /// legs and is not replaced yet.
     pub(crate) fn at_risk_entries(&self) -> u64 {
         self.at_risk_apart_from(None)
     }
@@ -426,7 +427,10 @@ impl Controller {
             return 0;
         }
         let wanted = self.topology().full_rule();
-        let is_narrow = self.log.open.as_ref().is_some_and(|open| !open.rule.is_at_least(wanted));
+        let is_there = |leg: &&Leg| Some(leg.node) == node || self.peers.leg_usable(**leg);
+        let is_narrow = self.log.open.as_ref().is_some_and(|open| {
+            !open.rule.is_at_least(wanted) || self.topology().is_ledger_short(open.legs.iter().filter(is_there))
+        });
         let lacking = self.log.held().filter(|(ledger, have, _)| self.lacks_copies(*ledger, *have, wanted, node));
         lacking.map(|(.., entries)| entries).sum::<u64>() + u64::from(is_narrow)
     }

@@ -102,24 +102,33 @@ impl<'a> Topology<'a> {
     /// Whether a ledger chosen now would tolerate more than one of these legs, of which those in the mask are usable.
     pub(crate) fn better_ledger_possible(self, open: &[Leg], rule: AckRule, usable: u8) -> bool {
         let failures = self.root().layout.failures();
-        let wanted = (2 * usize::from(failures) + 1).min(LEGS_MAX);
         let best = self.rule_now();
-        let usable_domains = if best == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() };
         let stays = |leg: &Leg| !self.peers.is_draining(leg.device) && !self.peers.is_bypassed(leg.device);
-        let legs = open.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
-        let mut domains: Vec<NodeId> = legs.map(|(_, leg)| leg.node).collect();
-        if !self.basis.is_on_devices() {
-            domains.sort_unstable();
-            domains.dedup();
-        }
+        let staying = open.iter().enumerate().filter(|(i, leg)| usable >> i & 1 == 1 && stays(leg));
         // Of a nested ledger a node has several legs: one that is to go does not take the node with it.
         let is_nested = best == AckRule::NESTED && rule == best;
         let is_leaving = is_nested && open.iter().any(|leg| !stays(leg))
             || open.iter().any(|leg| self.peers.is_draining(leg.device));
-        domains.len() < wanted.min(usable_domains)
+        self.is_ledger_short(staying.map(|(_, leg)| leg))
             || is_leaving
             || !rule.is_at_least(best)
-            || rule != best && usable_domains > failures.into()
+            || rule != best && self.domains_for(best) > failures.into()
+    }
+
+    /// Whether a ledger chosen now would have legs in more domains than these. An entry may be on those alone that it has
+    /// no more: with one leg lost, and then another, nobody could tell whether the rest have all that was acknowledged.
+    pub(crate) fn is_ledger_short<'l>(self, legs: impl Iterator<Item = &'l Leg>) -> bool {
+        let wanted = (2 * usize::from(self.root().layout.failures()) + 1).min(LEGS_MAX);
+        let mut domains: Vec<NodeId> = legs.map(|leg| leg.node).collect();
+        if !self.basis.is_on_devices() {
+            domains.sort_unstable();
+            domains.dedup();
+        }
+        domains.len() < wanted.min(self.domains_for(self.rule_now()))
+    }
+
+    fn domains_for(self, rule: AckRule) -> usize {
+        if rule == AckRule::NESTED { self.nodes_with(2) } else { self.domain_count() }
     }
 
     /// What the log wants: what it acknowledges bears as much as the layout does.
