@@ -215,7 +215,7 @@ pub(crate) enum Header {
     NotWorth(Codec),
 }
 
-/// What comes of the wish to copy back what is named of a store.
+/// What comes of the wish for a walk over what is named of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Returned {
     /// A pass has begun.
@@ -279,11 +279,11 @@ struct Pass {
     failed: bool,
     unreadable: BTreeSet<SegmentNo>,
     aim: Aim,
-    /// Of a return, which has no victims before it has looked there.
+    /// Of a walk, which has no victims before it has looked there.
     leaves: VecDeque<LeafNo>,
     /// Blocks that fit a segment, whatever they take.
     blocks_left: u64,
-    /// Of a return: of these segments only.
+    /// Of a walk: of these segments only.
     only: Option<BTreeSet<SegmentNo>>,
 }
 
@@ -298,6 +298,11 @@ struct Part {
 }
 
 impl Pass {
+    /// What is named it learns from the map, and not from victims' indexes.
+    fn is_walk(&self) -> bool {
+        self.aim == Aim::Return || self.only.is_some()
+    }
+
     /// Whether that codec may make an eighth of the victims' blocks smaller, as far as their indexes tell: where it was at
     /// work before, what is raw stays so.
     fn is_worth_packing_by(&self, codec: Codec) -> bool {
@@ -316,8 +321,8 @@ impl Pass {
         may_shrink * WORTH_PART >= all
     }
 
-    /// Looks what the next leaf names of a store, as far as that fits a segment, and can be read. False where that is not
-    /// known yet.
+    /// Looks what the next leaf names of a store, as far as that fits a segment, and can be read where it is to be. False
+    /// where that is not known yet.
     fn look_for_foreign(&mut self, map: &mut Map, left_alone: &Unreadable, runs: &mut usize) -> bool {
         let Some(leaf) = self.leaves.front() else { return true };
         let pieces = match map.resolve_written(leaf.first_key(), LEAF_BLOCKS, &self.pins) {
@@ -330,7 +335,8 @@ impl Pass {
         *runs += pieces.len();
         for run in pieces.into_iter().filter_map(|piece| LiveRun::of(piece.start, piece.value?)) {
             let is_wanted = self.only.as_ref().is_none_or(|only| only.contains(&run.segment));
-            if run.segment.epoch < STORE_EPOCHS || !is_wanted || left_alone.contains_key(&run.segment) {
+            let is_left_alone = self.aim.reads() && left_alone.contains_key(&run.segment);
+            if run.segment.epoch < STORE_EPOCHS || !is_wanted || is_left_alone {
                 continue;
             }
             let fits = run.blocks().min(self.blocks_left);
@@ -456,7 +462,7 @@ impl Cleaner {
     /// Asserts what must hold between events (tests and the simulator).
     pub(crate) fn verify(&self) {
         let Some(pass) = &self.pass else { return assert!(self.slice_at.is_none(), "a slice is of a pass") };
-        let has_what_for = !pass.victims.is_empty() || pass.aim == Aim::Return;
+        let has_what_for = !pass.victims.is_empty() || pass.is_walk();
         assert!(pass.id < self.next_id && has_what_for, "a pass has a number of its own, and victims");
         assert!(pass.pending <= READS_AHEAD.max(pass.victims.len()), "{} are asked for at a time", pass.pending);
     }
@@ -696,8 +702,14 @@ impl Cleaner {
         }
     }
 
-    /// Begins to copy back what the next leaves name of a store: of these segments, or of all.
-    pub(crate) fn begin_return(&mut self, around: &mut Around<'_>, only: Option<BTreeSet<SegmentNo>>) -> Returned {
+    /// Begins a walk over what the next leaves name of a store: of these segments, or of all. A member copies it back; a store
+    /// forgets by it what has no index any more that can be read.
+    pub(crate) fn begin_walk(
+        &mut self,
+        around: &mut Around<'_>,
+        only: Option<BTreeSet<SegmentNo>>,
+        aim: Aim,
+    ) -> Returned {
         let (now, config) = (around.basis.now, &around.basis.config);
         if now < self.returns_at {
             return Returned::Rests;
@@ -713,7 +725,7 @@ impl Cleaner {
         }
         let blocks_left = u64::from(config.segment_payload_bytes) / BLOCK_BYTES as u64;
         self.returned_from = self.next_to_return;
-        self.make_pass(Vec::new(), Aim::Return);
+        self.make_pass(Vec::new(), aim);
         let pass = self.pass.as_mut().expect("just made");
         (pass.leaves, pass.blocks_left, pass.only) = (leaves, blocks_left, only);
         Returned::Begun
@@ -812,7 +824,7 @@ impl Cleaner {
     /// `runs_max`.
     pub(crate) fn find_live(&mut self, map: &mut Map, runs_max: usize, runs: &mut usize) -> Looked {
         let pass = self.pass.as_mut().expect("a pass under way");
-        if pass.aim == Aim::Return {
+        if pass.is_walk() {
             return self.find_foreign(map, runs_max, runs);
         }
         while pass.at.victim < pass.victims.len() && pass.missing.len() < LEAVES_AHEAD {
@@ -1059,7 +1071,7 @@ impl Cleaner {
             match pass.aim {
                 // Once more, without those.
                 Aim::Return if !pass.unreadable.is_empty() => self.next_to_return = self.returned_from,
-                Aim::Return => self.returns_at = around.basis.now + REFUSED_PAUSE,
+                _ if pass.is_walk() => self.returns_at = around.basis.now + REFUSED_PAUSE,
                 _ => {}
             }
             // Whoever only looks would look at the same at once.
@@ -1245,7 +1257,7 @@ mod tests {
         kept.fold(2);
         (rig.segments, rig.map) = (kept.segments, kept.map);
         let copied = |rig: &mut Rig, cleaner: &mut Cleaner| {
-            assert_eq!(rig.with(|around, _| cleaner.begin_return(around, None)), Returned::Begun);
+            assert_eq!(rig.with(|around, _| cleaner.begin_walk(around, None, Aim::Return)), Returned::Begun);
             assert_eq!(cleaner.find_live(&mut rig.map, usize::MAX, &mut 0), Looked::All);
             rig.with(|around, _| cleaner.begin_reading(around, &Repairer::default()));
             let mut copied = Vec::new();
@@ -1260,7 +1272,7 @@ mod tests {
         assert!(copied(&mut rig, &mut cleaner).is_empty() && cleaner.is_unreadable(stores(1)));
         assert_eq!(copied(&mut rig, &mut cleaner), [Source::Segment { segment: stores(2), block: 0 }]);
         rig.with(|around, _| cleaner.on_refused(around));
-        let again = rig.with(|around, _| cleaner.begin_return(around, None));
+        let again = rig.with(|around, _| cleaner.begin_walk(around, None, Aim::Return));
         assert_eq!(again, Returned::Rests, "there is no room for it");
     }
 

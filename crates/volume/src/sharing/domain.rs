@@ -53,6 +53,8 @@ pub(crate) struct Domain {
     looked_at: Instant,
     hurried_at: Instant,
     looks_for_unnamed_at: Instant,
+    /// Nobody names it, and what the store's map has of it no index tells: the map is walked.
+    forgets: Option<SegmentNo>,
     token: u64,
 }
 
@@ -177,6 +179,9 @@ impl Controller {
     /// Whether a pass has begun that copies back what a volume names of a store: all, where it leaves that, or what the
     /// store vacates.
     pub(crate) fn returns_from_store(&mut self) -> bool {
+        if self.root().is_store() {
+            return self.walks_to_forget();
+        }
         let leaves = self.basis.config.leaves_domain && self.segments.foreign().next().is_some();
         let misplaced = self.care.cleaner.take_of_store();
         self.on_vacate(&misplaced);
@@ -186,12 +191,23 @@ impl Controller {
         }
         let only = (!leaves).then(|| self.shared.domain.member.returns.clone());
         let (care, mut around) = self.care();
-        let returned = care.cleaner.begin_return(&mut around, only);
+        let returned = care.cleaner.begin_walk(&mut around, only, Aim::Return);
         if returned == Returned::All {
             // What is named all the same the store asks for again.
             self.shared.domain.member.returns.clear();
         }
         returned == Returned::Begun
+    }
+
+    /// The same, of a segment of a store: whether the next leaves are looked through for what they name of it.
+    fn walks_to_forget(&mut self) -> bool {
+        let Some(no) = self.shared.domain.forgets else { return false };
+        let (care, mut around) = self.care();
+        let walked = care.cleaner.begin_walk(&mut around, Some(BTreeSet::from([no])), Aim::Forget);
+        if walked == Returned::All {
+            self.shared.domain.forgets = None;
+        }
+        walked == Returned::Begun
     }
 
     /// What the store vacates is to be copied back, as is what lies where it may not. One walk over the map at a time.
@@ -245,11 +261,15 @@ impl Controller {
             return Some((segment, Aim::Share));
         }
         let store = self.root().is_store();
-        let looks = store && self.basis.now >= self.shared.domain.looks_for_unnamed_at;
-        let (cleaner, shared) = (&self.care.cleaner, &mut self.shared.domain.store);
-        let left_alone = |no| cleaner.is_unreadable(no) || cleaner.is_emptied(no);
+        let is_walking = self.shared.domain.forgets.is_some();
+        let looks = store && !is_walking && self.basis.now >= self.shared.domain.looks_for_unnamed_at;
+        let (cleaner, shared) = (&mut self.care.cleaner, &mut self.shared.domain.store);
         if looks {
-            match shared.unnamed(&self.basis, &self.segments, left_alone) {
+            match shared.unnamed(&self.basis, &self.segments, |no| cleaner.is_emptied(no)) {
+                Unnamed::Found(segment) if cleaner.is_unreadable(segment) => {
+                    cleaner.return_from_start();
+                    self.shared.domain.forgets = Some(segment);
+                }
                 Unnamed::Found(segment) => return Some((segment, Aim::Forget)),
                 Unnamed::More => {}
                 Unnamed::Nothing => {
