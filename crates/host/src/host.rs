@@ -146,7 +146,7 @@ impl Host {
             forward: Forward::new(config),
             groups: Groups::new(config.reactor),
             turns: Turns::new(config),
-            packing: Packing::new(config.packing),
+            packing: Packing::new(config.packing, config.mutations),
             waiters: Waiters::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),

@@ -15,5 +15,7 @@ holdfast_base::mutations! {
         keeps_filters,
         /// What goes in its turn has no class at nodes.
         turn_forgets_class,
+        /// Packing costs nothing of its share.
+        packs_for_nothing,
     }
 }

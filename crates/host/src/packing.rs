@@ -12,6 +12,7 @@
 //!
 //! Disaster that the second one prevents: a volume that destages much packs alone, and all others are written raw.
 
+use crate::Mutations;
 use crate::event::Call;
 use holdfast_base::buf::total_len;
 use holdfast_base::{BLOCK_BYTES, Buf, Instant, Token};
@@ -106,10 +107,11 @@ pub(crate) struct Packing {
     recent: (Instant, u64, u64),
     refused_blocks: u64,
     pub(crate) refused: VecDeque<(Call, Task)>,
+    mutations: Mutations,
 }
 
 impl Packing {
-    pub(crate) fn new(share: PackingShare) -> Packing {
+    pub(crate) fn new(share: PackingShare, mutations: Mutations) -> Packing {
         Packing {
             share,
             credit: 0,
@@ -122,6 +124,7 @@ impl Packing {
             recent: (Instant::ZERO, 0, 0),
             refused_blocks: 0,
             refused: VecDeque::new(),
+            mutations,
         }
     }
 
@@ -152,7 +155,8 @@ impl Packing {
         self.refill(now);
         let Some((taken, blocks)) = self.given.remove(&call) else { return };
         let cpu = cpu.as_nanos() as u64;
-        self.credit += taken as i64 - cpu as i64;
+        let of_share = if self.mutations.packs_for_nothing() { 0 } else { cpu };
+        self.credit += taken as i64 - of_share as i64;
         self.recent.1 += cpu;
         if let Some(each) = cpu.checked_div(blocks) {
             self.block_ns = (self.block_ns * 7 + each) / 8;
@@ -294,7 +298,7 @@ mod tests {
 
     impl Run {
         fn new(share: PackingShare, block: Duration) -> Run {
-            let mut packing = Packing::new(share);
+            let mut packing = Packing::new(share, Mutations::default());
             packing.refill(start());
             let (at_worker, packed) = (VecDeque::new(), BTreeMap::new());
             Run { packing, now: start(), block, at_worker, packed, refused: 0, cpu: Duration::ZERO }
@@ -376,7 +380,7 @@ mod tests {
 
     #[test]
     fn what_waits_has_its_turn_when_there_is_cpu_time_again_or_ends_when_its_volume_waits_no_more() {
-        let mut packing = Packing::new(SHARE);
+        let mut packing = Packing::new(SHARE, Mutations::default());
         let now = start();
         packing.note_guest(now);
         packing.refill(now);

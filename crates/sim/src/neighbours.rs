@@ -10,8 +10,10 @@ use crate::world::{MachineAt, World};
 use holdfast_base::{
     BlockOp, BlockRequest, Buf, ByteRange, InstanceId, MetaRequest, MetaVersion, NodeId, RequestToken, Token, VolumeId,
 };
+use holdfast_format::features::Feature;
 use holdfast_format::forward::Client as Association;
 use holdfast_format::geometry::Layout;
+use holdfast_format::packing::Compression;
 use holdfast_format::root::{Root, root_key};
 use holdfast_host::{
     Budget, Caller, Care, Connection, Effect, Event, Figures, GroupMemberAt, GroupOrder, Host, Isolation, Kind, Limits,
@@ -24,6 +26,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const SIZE_BYTES: u64 = 64 << 20;
+
+/// Of all that is written.
+const CONTENT: u8 = 7;
 
 /// Volumes have this time to open.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
@@ -65,8 +70,10 @@ pub struct Grid {
     /// Operations that a disk of a node takes at a time, if not as many as usual.
     pub disk_in_flight: Option<usize>,
     pub rebuild_after: Duration,
-    /// Classes of requests are forgotten.
-    pub forgets_class: bool,
+    pub mutations: holdfast_host::Mutations,
+    /// How volumes are packed from the start.
+    pub compression: Compression,
+    pub packing: PackingShare,
     pub layout: &'static str,
     pub nodes: u32,
     /// Of the one disk of a node.
@@ -85,7 +92,9 @@ impl Default for Grid {
             isolation: Some(Isolation::default()),
             disk_in_flight: None,
             rebuild_after: Duration::from_secs(600),
-            forgets_class: false,
+            mutations: holdfast_host::Mutations::default(),
+            compression: Compression::Off,
+            packing: PackingShare::default(),
             layout: "mirror:2",
             nodes: 3,
             disk_bytes: 4 << 30,
@@ -132,11 +141,10 @@ impl Neighbours {
     }
 
     pub fn on(seed: u64, grid: Grid, homes: &[Home]) -> Neighbours {
-        let Grid { reactors, are_hosts, isolation, rebuild_after, forgets_class, .. } = grid;
+        let Grid { reactors, are_hosts, isolation, rebuild_after, .. } = grid;
         let mut world = World::new(seed, false);
         Neighbours::start_nodes(&mut world, grid);
         (0..if are_hosts { reactors } else { 1 }).for_each(|_| _ = world.add_host());
-        let mutations = holdfast_host::Mutations { turn_forgets_class: forgets_class, ..Default::default() };
         let machines = (0..reactors).map(|reactor| {
             let config = holdfast_host::Config {
                 reactor: if are_hosts { 0 } else { reactor },
@@ -147,10 +155,10 @@ impl Neighbours {
                 budget: grid.budget,
                 care: Care { rebuild_after, scrub_every: Duration::from_secs(14 * 86_400) },
                 isolation,
-                packing: PackingShare::default(),
+                packing: grid.packing,
                 room: Room { max: 64, kept_for_local: 8 },
                 expected_volumes: homes.len(),
-                mutations,
+                mutations: grid.mutations,
                 of_controllers: holdfast_volume::Mutations::default(),
                 tune: grid.tune,
             };
@@ -171,7 +179,7 @@ impl Neighbours {
             sums: 0,
             shares: 0,
         };
-        run.open_all(are_hosts, grid.layout);
+        run.open_all(grid);
         run
     }
 
@@ -186,8 +194,9 @@ impl Neighbours {
         }
     }
 
-    fn open_all(&mut self, are_hosts: bool, layout: &str) {
-        let layout: Layout = layout.parse().expect("a layout");
+    fn open_all(&mut self, grid: Grid) {
+        let Grid { are_hosts, compression, .. } = grid;
+        let layout: Layout = grid.layout.parse().expect("a layout");
         let limits: Limits = self
             .homes
             .iter()
@@ -202,10 +211,13 @@ impl Neighbours {
         }
         for (volume, home) in self.homes.clone().into_iter().enumerate() {
             let (id, name) = (id_of(volume), name_of(volume));
-            let root = Root::new(self.world.grid, id, &name, SIZE_BYTES, layout);
+            let mut root = Root::new(self.world.grid, id, &name, SIZE_BYTES, layout);
+            if compression != Compression::Off {
+                root.features = root.features.with(Feature::Packed);
+            }
             let (key, value) = (root_key(id), Some(root.encode()));
             self.world.meta.apply(&MetaRequest::Swap { key, expect: MetaVersion::ABSENT, value, guard: None });
-            let spec = OpenSpec::of(&root, true, Default::default(), None);
+            let spec = OpenSpec::of(&root, true, compression, None);
             self.order(home.reactor, Order::Open { spec, exported: true });
         }
         let late = self.world.now() + OPEN_WITHIN;
@@ -232,6 +244,11 @@ impl Neighbours {
     /// The host that has a volume, and what it is called there.
     pub fn home_of(&self, volume: usize) -> (&Host, String) {
         (self.host(self.homes[volume].reactor), name_of(volume))
+    }
+
+    /// CPU time of a reactor's worker so far.
+    pub fn worked(&self, reactor: usize) -> Duration {
+        self.world.machine(self.reactors[reactor]).expect("it runs").worked
     }
 
     /// How a volume fares among others.
@@ -325,7 +342,7 @@ impl Neighbours {
         let range = ByteRange { offset: (at + guest.asked * step * bytes) % SIZE_BYTES, len: bytes };
         let op = match reads {
             true => BlockOp::Read(range),
-            false => BlockOp::Write { offset: range.offset, data: Buf::zeroes(bytes as usize) },
+            false => BlockOp::Write { offset: range.offset, data: Buf::copy_from(&vec![CONTENT; bytes as usize]) },
         };
         let request = BlockRequest { token: RequestToken(guest.asked), op };
         guest.asked += 1;

@@ -17,11 +17,19 @@ pub struct HostMachine {
     effects: Effects<Effect>,
     /// All but calls.
     pub wishes: VecDeque<Effect>,
+    /// CPU time of its worker.
+    pub worked: Duration,
 }
 
 impl HostMachine {
     pub fn new(host: Host) -> HostMachine {
-        HostMachine { host, calls: Slab::new(CALLS_MAX), effects: Effects::new(), wishes: VecDeque::new() }
+        HostMachine {
+            host,
+            calls: Slab::new(CALLS_MAX),
+            effects: Effects::new(),
+            wishes: VecDeque::new(),
+            worked: Duration::ZERO,
+        }
     }
 
     /// Has the host do something that is no event.
@@ -56,16 +64,17 @@ impl HostMachine {
     }
 
     fn event_of(&mut self, event: VolumeEvent) -> Option<Event> {
-        let mut call = |token| self.calls.remove(Token(token)).map(|(_, call)| call);
+        let calls = &mut self.calls;
+        let mut call = |token| calls.remove(Token(token)).map(|(_, call)| call);
         Some(match event {
             // The process begins; nothing is open in it.
             VolumeEvent::Open => return None,
             VolumeEvent::NodeUp { node, boot, version, devices } => Event::NodeUp { node, boot, version, devices },
             VolumeEvent::NodeDown { node } => {
                 // Nobody answers these any more.
-                for token in self.calls.tokens() {
-                    if self.calls.get(token).is_some_and(|(of, _)| *of == Some(node)) {
-                        self.calls.remove(token);
+                for token in calls.tokens() {
+                    if calls.get(token).is_some_and(|(of, _)| *of == Some(node)) {
+                        calls.remove(token);
                     }
                 }
                 Event::NodeDown { node }
@@ -74,7 +83,11 @@ impl HostMachine {
                 Event::Node { node, call: call(token)?, reply, times, payload }
             }
             VolumeEvent::Meta { token, reply } => Event::Meta { call: call(token)?, reply },
-            VolumeEvent::Worked { job, outcome } => Event::Worked { call: call(job)?, cpu: cpu_of(&outcome), outcome },
+            VolumeEvent::Worked { job, outcome } => {
+                let cpu = cpu_of(&outcome);
+                self.worked += cpu;
+                Event::Worked { call: call(job)?, cpu, outcome }
+            }
             VolumeEvent::Tick => Event::Tick,
             other => unreachable!("the world tells a host no such thing: {other:?}"),
         })

@@ -1,7 +1,8 @@
 //! Volumes of one host or of two beside each other, by counts of schedulers and of nodes: see `holdfast_sim::neighbours`.
 
 use holdfast_base::Urgency;
-use holdfast_host::{Kind, Report, Stage};
+use holdfast_format::packing::Compression;
+use holdfast_host::{Kind, Mutations, PackingShare, Report, Stage};
 use holdfast_sim::disk::Crash;
 use holdfast_sim::neighbours::{Grid, Home, Load, Neighbours, id_of};
 use holdfast_sim::service::Passed;
@@ -20,6 +21,10 @@ fn writes(volume: usize, in_flight: u64, bytes: u64) -> Load {
 
 fn reads(volume: usize, in_flight: u64, bytes: u64) -> Load {
     Load { volume, in_flight, bytes, reads: true, at: 0, step: 1 }
+}
+
+fn forgets_class() -> Mutations {
+    Mutations { turn_forgets_class: true, ..Mutations::default() }
 }
 
 /// Reads of both volumes while one has 256 under way and the other so many, of that class: by how many they are passed at
@@ -42,14 +47,14 @@ fn nodes_serve_who_has_one_read_in_flight_before_the_256_of_another_volume() {
     let [noisy, victim] = passed_beside_256(Grid::default(), &homes, 1, Urgency::Sparse);
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     assert!(victim.reads > 50 && victim.mean() < 4.0 && victim.by_most <= 12, "{victim:?}");
-    let forgets = Grid { forgets_class: true, ..Grid::default() };
+    let forgets = Grid { mutations: forgets_class(), ..Grid::default() };
     let [_, victim] = passed_beside_256(forgets, &homes, 1, Urgency::Normal);
     assert!(victim.mean() > 20.0, "without its class it waits behind all: {victim:?}");
 }
 
 #[test]
 fn nodes_have_hosts_take_turns() {
-    let apart = Grid { reactors: 2, are_hosts: true, forgets_class: true, ..Grid::default() };
+    let apart = Grid { reactors: 2, are_hosts: true, mutations: forgets_class(), ..Grid::default() };
     let [noisy, victim] = passed_beside_256(apart, &[home(0, ""), home(1, "")], 16, Urgency::Normal);
     assert!(noisy.mean() > 40.0, "reads wait at nodes: {noisy:?}");
     // Each of its reads waits for its own before it, and for as many of the other host.
@@ -94,6 +99,34 @@ fn who_has_one_read_in_flight_hardly_feels_a_rebuild() {
     assert!(care > 20, "{care}");
     // Of one in flight: a read takes at most half as long again.
     assert!(during * 3 >= before * 2, "{before} before, {during} while {care} reads were for the rebuild");
+}
+
+/// CPU time of packing in five seconds, of two volumes that are written all the time. A share of 20 ms a second.
+fn packing_beside_writes(mutations: Mutations) -> Duration {
+    let packing = PackingShare { busy_per_mille: 20, idle_per_mille: 20 };
+    let grid = Grid {
+        compression: Compression::Lz4,
+        packing,
+        mutations,
+        tune: |config| {
+            config.segment_payload_bytes = 256 << 10;
+            config.destage_age_max = Duration::from_millis(100);
+        },
+        ..Grid::default()
+    };
+    let mut run = Neighbours::on(15, grid, &[home(0, ""), home(0, "")]);
+    [NOISY, QUIET].into_iter().for_each(|volume| _ = run.come(writes(volume, 16, 8 << 10)));
+    run.pass(Duration::from_secs(5));
+    run.worked(0)
+}
+
+#[test]
+fn packing_takes_its_share_of_cpu_and_no_more_while_guests_write() {
+    // What a second gives may be saved up, and two jobs may take longer than was thought.
+    let took = packing_beside_writes(Mutations::default());
+    assert!((Duration::from_millis(60)..Duration::from_millis(140)).contains(&took), "{took:?}");
+    let for_nothing = packing_beside_writes(Mutations { packs_for_nothing: true, ..Mutations::default() });
+    assert!(for_nothing > 2 * took, "{for_nothing:?} where packing costs nothing, {took:?} else");
 }
 
 #[test]
