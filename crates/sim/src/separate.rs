@@ -241,8 +241,16 @@ impl Member {
             Some(false) => {}
             None => {
                 for (sector, held) in self.sectors.iter_mut().zip(held) {
-                    if let (Sector::Known(versions), Sector::Known(held)) = (sector, held) {
-                        versions.extend(held);
+                    match (sector, held) {
+                        (Sector::Known(now) | Sector::Unread { written: now }, Sector::Known(held)) => now.extend(held),
+                        (Sector::Unread { written }, Sector::Unread { written: held }) => written.extend(held),
+                        // It may hold again what nobody has read.
+                        (known @ Sector::Known(_), Sector::Unread { mut written }) => {
+                            if let Sector::Known(now) = known {
+                                written.append(now);
+                            }
+                            *known = Sector::Unread { written };
+                        }
                     }
                 }
             }
