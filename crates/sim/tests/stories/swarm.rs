@@ -36,10 +36,12 @@ fn random_runs_are_sound_and_repeatable() {
 
 /// What they found no story tells: a root of which no device had a copy named a feature that the log had records of (646745),
 /// and a volume that was not opened again (673769). A member looked for ever for what lives in a segment of its store of which
-/// it did not know two places (700051, 713741).
+/// it did not know two places (700051, 713741). No index could be read of a segment of a store that nobody named (1012436).
+/// A volume called itself whole while its log had lost a leg, and then lost the next (1032482, 939601). A clone was dropped
+/// while a checkpoint was written that named what it had in the log, and no owner opened the volume any more (1015839).
 #[test]
 fn seeds_that_found_something_are_sound() {
-    for seed in [646_745, 673_769, 700_051, 713_741] {
+    for seed in [646_745, 673_769, 700_051, 713_741, 1_012_436, 1_032_482, 939_601, 1_015_839] {
         twice(seed, || run_plan(Plan::from_seed(seed), false)).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
 }
