@@ -18,6 +18,8 @@ pub const DISK_MIB: u64 = 256;
 pub const BASE_MIB: u64 = 52;
 const COMMON: usize = 4;
 const COMMON_MIB: u64 = 12;
+/// Files of [`Fleet::installed`].
+pub const INSTALLED_MIB: u64 = BASE_MIB + 2 * COMMON_MIB;
 const OWN_MIB: u64 = 24;
 const TEXT_MIB: u64 = 12;
 const NOISE_MIB: u64 = 12;

@@ -1,11 +1,11 @@
 //! `./x bench --sharing`: what a sharing domain saves of virtual machines' disks: of a fleet that was cloned from one disk
-//! and then went its own ways, and of a machine that was installed anew like another.
+//! and then went its own ways, and of a machine that was installed anew like another. And what its guest pays for that.
 //!
 //! What the disks hold: see [`disks`](super::disks).
 
-use super::disks::{DISK_MIB, Disk, Fleet, Package, VMS, shuffled};
+use super::disks::{DISK_MIB, Disk, Fleet, INSTALLED_MIB, Package, VMS, shuffled};
 use super::grid::{Grid, Shape, USUAL};
-use super::paired::Run;
+use super::paired::{OLTP_8K, READ_8K, READ_64K, Run, Target, compare};
 use crate::tools;
 use anyhow::Result;
 use holdfast_lab::space::Taken;
@@ -21,8 +21,11 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let grid = Grid::make(&run.binary, dir, SHAPE, &[])?;
     let made_of = Fleet::of_this_machine()?;
     println!("| disks | MiB written | taken, of that | beside that dead | seconds |\n| --- | --- | --- | --- | --- |");
-    installed_twice(&grid, &made_of.installed())?;
-    fleet(&grid, made_of)
+    let packages = made_of.installed();
+    installed_twice(&grid, &packages)?;
+    fleet(&grid, made_of)?;
+    println!("\n## A machine that shares all of its disk with another, beside the same one in no domain\n");
+    costs(&grid, &packages, &run)
 }
 
 /// One machine, and then another with the same packages in another order on a file system of its own.
@@ -40,6 +43,24 @@ fn installed_twice(grid: &Grid, packages: &[Package]) -> Result<()> {
         report(&format!("a machine, {name} of its kind"), written, taken.beside(before), begun);
         before = taken;
     }
+    delete_all(grid, &volumes)
+}
+
+/// Both are packed; jobs stay where the disks have files.
+fn costs(grid: &Grid, packages: &[Package], run: &Run) -> Result<()> {
+    grid.run(&["sharing", "create", "alike", "--layout", LAYOUT])?;
+    for (name, is_member) in [("apart", false), ("twin", true), ("member", true)] {
+        let disk = Disk::make(&grid.around().join(name))?;
+        disk.unpack(&shuffled(packages, name))?;
+        load(&disk, grid, name)?;
+        if is_member {
+            grid.run(&["volume", "set", name, "--sharing", "alike"])?;
+        }
+    }
+    let volumes = ["alike", "twin", "member", "apart"].map(str::to_string);
+    Taken::when_still(grid, &volumes)?;
+    let targets = [Target::volume("apart", grid, "apart"), Target::volume("in a domain", grid, "member")];
+    compare(&targets, &[READ_8K, READ_64K, OLTP_8K], run, INSTALLED_MIB, true)?;
     delete_all(grid, &volumes)
 }
 
@@ -61,7 +82,8 @@ fn fleet(grid: &Grid, mut made_of: Fleet) -> Result<()> {
     }
     volumes.push("fleet".to_string());
     report("ten, packed and shared", written, Taken::when_still(grid, &volumes)?, begun);
-    Ok(())
+    volumes.rotate_right(1);
+    delete_all(grid, &volumes)
 }
 
 /// Makes a volume of it; gives how many bytes of its blocks are not all zeroes.
