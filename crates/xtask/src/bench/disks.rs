@@ -18,8 +18,6 @@ pub const DISK_MIB: u64 = 256;
 pub const BASE_MIB: u64 = 52;
 const COMMON: usize = 4;
 const COMMON_MIB: u64 = 12;
-/// Files of [`Fleet::installed`].
-pub const INSTALLED_MIB: u64 = BASE_MIB + 2 * COMMON_MIB;
 const OWN_MIB: u64 = 24;
 const TEXT_MIB: u64 = 12;
 const NOISE_MIB: u64 = 12;
@@ -183,6 +181,15 @@ impl Disk {
         ensure!(from.wait()?.success(), "tar could not read all files");
         std::fs::remove_file(&list)?;
         mounted.end()
+    }
+
+    /// Moves all blocks that hold something to the beginning: it is no file system any more.
+    pub fn close_up(&self) -> Result<()> {
+        let all = std::fs::read(&self.0)?;
+        let blocks = all.chunks(4096).filter(|block| block.iter().any(|byte| *byte != 0));
+        let mut closed: Vec<u8> = blocks.flatten().copied().collect();
+        closed.resize(all.len(), 0);
+        Ok(std::fs::write(&self.0, closed)?)
     }
 
     pub fn path(&self) -> &Path {

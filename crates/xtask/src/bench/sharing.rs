@@ -3,7 +3,7 @@
 //!
 //! What the disks hold: see [`disks`](super::disks).
 
-use super::disks::{DISK_MIB, Disk, Fleet, INSTALLED_MIB, Package, VMS, shuffled};
+use super::disks::{DISK_MIB, Disk, Fleet, Package, VMS, shuffled};
 use super::grid::{Grid, Shape, USUAL};
 use super::paired::{OLTP_8K, READ_8K, READ_64K, Run, Target, compare};
 use crate::tools;
@@ -46,13 +46,15 @@ fn installed_twice(grid: &Grid, packages: &[Package]) -> Result<()> {
     delete_all(grid, &volumes)
 }
 
-/// Both are packed; jobs stay where the disks have files.
+/// Both hold the same, and are packed. Of disks only blocks that hold something are taken: holes cost nothing to read.
 fn costs(grid: &Grid, packages: &[Package], run: &Run) -> Result<()> {
     grid.run(&["sharing", "create", "alike", "--layout", LAYOUT])?;
-    for (name, is_member) in [("apart", false), ("twin", true), ("member", true)] {
+    let mut written = 0;
+    for (name, order, is_member) in [("apart", "one", false), ("twin", "other", true), ("member", "one", true)] {
         let disk = Disk::make(&grid.around().join(name))?;
-        disk.unpack(&shuffled(packages, name))?;
-        load(&disk, grid, name)?;
+        disk.unpack(&shuffled(packages, order))?;
+        disk.close_up()?;
+        written = load(&disk, grid, name)?;
         if is_member {
             grid.run(&["volume", "set", name, "--sharing", "alike"])?;
         }
@@ -60,7 +62,7 @@ fn costs(grid: &Grid, packages: &[Package], run: &Run) -> Result<()> {
     let volumes = ["alike", "twin", "member", "apart"].map(str::to_string);
     Taken::when_still(grid, &volumes)?;
     let targets = [Target::volume("apart", grid, "apart"), Target::volume("in a domain", grid, "member")];
-    compare(&targets, &[READ_8K, READ_64K, OLTP_8K], run, INSTALLED_MIB, true)?;
+    compare(&targets, &[READ_8K, READ_64K, OLTP_8K], run, written >> 20, true)?;
     delete_all(grid, &volumes)
 }
 

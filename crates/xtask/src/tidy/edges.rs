@@ -24,7 +24,8 @@ const EDGES: &[Allowed] = &[
         ours: &["holdfast-base", "holdfast-format"],
         theirs: Some(&["lz4_flex", "thiserror", "zstd-safe"]),
     },
-    Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde"]) },
+    Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde", "utoipa"]) },
+    Allowed { name: "holdfast-http", ours: &["holdfast-api", "holdfast-base", "holdfast-format"], theirs: None },
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
@@ -97,6 +98,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-frontend",
             "holdfast-filter",
             "holdfast-host",
+            "holdfast-http",
             "holdfast-runtime",
             "holdfast-store",
             "holdfast-verdict",
