@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use utoipa::ToSchema;
 
 /// The filters of a volume, from its clients down.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FiltersInfo {
     #[serde(alias = "layers")]
     pub filters: Vec<FilterInfo>,
@@ -12,7 +13,7 @@ pub struct FiltersInfo {
     pub below: EdgeInfo,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FilterInfo {
     pub id: u32,
     /// What it was told.
@@ -31,7 +32,7 @@ pub struct FilterInfo {
 }
 
 /// What has crossed an edge since the filter below it was added.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct EdgeInfo {
     pub requests: u64,
     pub bytes_down: u64,

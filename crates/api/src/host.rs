@@ -3,9 +3,10 @@
 use crate::texts::texts;
 use crate::{LinkState, NodeInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Packing of blocks on a host.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct PackingInfo {
     /// Of the machine's CPU, in the last ten to twenty seconds.
     pub recent_per_mille: u64,
@@ -18,7 +19,7 @@ pub struct PackingInfo {
 }
 
 /// A host, with what it knows of the grid.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct HostStatus {
     pub grid: String,
     pub host: String,
@@ -62,7 +63,7 @@ pub struct HostStatus {
 }
 
 /// What one event took of the host's thread.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LongTurn {
     pub took_us: u64,
     pub ago_ms: u64,
@@ -74,7 +75,7 @@ pub struct LongTurn {
 }
 
 /// A deleted volume that can be had back.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TrashInfo {
     pub id: String,
     /// The one that it had.
@@ -90,14 +91,14 @@ pub struct TrashInfo {
 }
 
 /// A volume that can't be told of further.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Unreadable {
     pub name: String,
     pub why: String,
 }
 
 /// A machine of the grid. What nobody has said is missing.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MachineInfo {
     /// Its host has the same.
     pub name: String,
@@ -124,7 +125,7 @@ pub struct MachineInfo {
 }
 
 /// A node of a machine.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MachineNode {
     pub id: u32,
     pub address: String,
@@ -184,7 +185,7 @@ texts! {
 }
 
 /// Something that is done in the background.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TaskInfo {
     pub name: String,
     pub left: u64,

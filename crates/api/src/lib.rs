@@ -8,18 +8,22 @@
 
 mod error;
 mod filter;
+mod grid;
 mod host;
 mod node;
 mod parts;
 mod qos;
 mod request;
 mod response;
+mod role;
+mod shapes;
 mod slow;
 mod texts;
 mod volume;
 
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
+pub use grid::{Concern, Finding, GridStatus, HostView, MetadataView, NodeView, Severity};
 pub use holdfast_format::meta::KeySource;
 pub use host::{
     HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo, TaskKind, TaskUnit, TrashInfo,
@@ -33,6 +37,7 @@ pub use parts::{DeviceParts, LedgerParts, LegParts, LegState, LogParts, Parts, S
 pub use qos::{FloorInfo, MeasuredInfo, QosInfo};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
+pub use role::Role;
 pub use slow::{Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo};
 pub use volume::{
     Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,

@@ -1,13 +1,15 @@
 //! What a host says of nodes and their devices.
 
+use crate::shapes;
 use crate::texts::texts;
 use holdfast_base::MediaClass;
 use holdfast_format::drive::DriveReport;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use utoipa::ToSchema;
 
 /// A node of the grid, as a host sees it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct NodeInfo {
     pub id: u32,
     pub address: String,
@@ -129,16 +131,17 @@ texts! {
 }
 
 /// A device as its machine's configuration has it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ConfiguredDevice {
     /// Relative to the grid's directory of that machine, or absolute.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     pub device: String,
     pub size_bytes: u64,
 }
 
 /// A device of a node.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceInfo {
     pub device: String,
     pub health: DeviceHealth,
@@ -155,6 +158,7 @@ pub struct DeviceInfo {
     pub shards: u64,
     /// What it is made of (`nvme`, `ssd` or `hdd`), as far as anybody knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<shapes::MediaClass>)]
     pub class: Option<MediaClass>,
     /// By an operator, with `holdfast device class`; else it was detected.
     #[serde(default)]
@@ -181,6 +185,7 @@ pub struct DeviceInfo {
     pub read_cache: Option<ReadCacheInfo>,
     /// What its drive says of its own health, where it says anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<shapes::DriveReport>)]
     pub drive: Option<DriveReport>,
     /// It is an outlier among its peers: for so many seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,7 +205,7 @@ pub struct DeviceInfo {
 }
 
 /// Of a device that is out.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct OutageInfo {
     /// For so long.
     pub seconds: u64,
@@ -235,7 +240,7 @@ impl DeviceInfo {
 }
 
 /// Copies on a fast device of what is read often from slower ones of its node; counted since the node was started.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReadCacheInfo {
     /// Reads of slower devices that were answered from it, and those that were not.
     pub hits: u64,

@@ -2,6 +2,7 @@
 
 use crate::texts::texts;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 texts! {
     /// What a leg of the open ledger does.
@@ -27,7 +28,7 @@ texts! {
 }
 
 /// Figures without a time are of now; `appended_bytes` counts since the volume was opened.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Parts {
     pub reads_in_flight: u64,
     pub writes_in_flight: u64,
@@ -45,7 +46,7 @@ pub struct Parts {
 }
 
 /// The log of a volume, from its first ledger to the end.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LogParts {
     pub entries: u64,
     pub bytes: u64,
@@ -59,7 +60,7 @@ pub struct LogParts {
 }
 
 /// A ledger: what was appended in one opening, on the same legs.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LedgerParts {
     pub id: String,
     /// What acknowledges an entry: so many copies, in so many nodes; wherever they are for none.
@@ -69,7 +70,7 @@ pub struct LedgerParts {
 }
 
 /// A device that a ledger is on.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LegParts {
     pub node: u32,
     pub device: String,
@@ -79,7 +80,7 @@ pub struct LegParts {
 }
 
 /// Segments of one kind in one layout.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SegmentParts {
     pub kind: SegmentKind,
     pub layout: String,
@@ -89,7 +90,7 @@ pub struct SegmentParts {
 }
 
 /// What a device holds of a volume.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceParts {
     pub node: u32,
     pub device: String,

@@ -1,8 +1,9 @@
 //! What `holdfast qos list` asks for, and the host's answer: which floors are promised, and of what.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct QosInfo {
     /// By host.
     pub measured: Vec<MeasuredInfo>,
@@ -21,7 +22,7 @@ impl QosInfo {
 }
 
 /// What a host could do, without one of the nodes.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MeasuredInfo {
     pub host: String,
     /// Requests of 8 KiB a second, seven reads to three writes.
@@ -33,7 +34,7 @@ pub struct MeasuredInfo {
 }
 
 /// A volume or clone that is promised something.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FloorInfo {
     /// Of one in the trash, the name that it had.
     pub volume: String,

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use utoipa::ToSchema;
 
 /// Of a volume or clone that is in service here, over the last minute or two.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct SlowInfo {
     /// None where there were none.
     pub reads: Option<SlowKind>,
@@ -28,7 +29,7 @@ pub struct SlowInfo {
 }
 
 /// Requests that have had their turn and are not answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct UnderWayInfo {
     pub count: u64,
     /// Of the first of them.
@@ -36,7 +37,7 @@ pub struct UnderWayInfo {
 }
 
 /// A thread and its processor, in the last minute or two: thousandths of the time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct ProcessorInfo {
     /// It had one.
     pub busy_per_mille: u64,
@@ -44,7 +45,7 @@ pub struct ProcessorInfo {
     pub waited_per_mille: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowKind {
     pub count: u64,
     pub over_ms: u64,
@@ -60,7 +61,7 @@ pub struct SlowKind {
     pub slowest: Vec<SlowRequest>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowStage {
     pub stage: String,
     /// What a request does there, or waits for.
@@ -74,7 +75,7 @@ pub struct SlowStage {
 }
 
 /// Requests that waited for this node longer than for any other.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowNode {
     pub node: u32,
     pub count: u64,
@@ -85,7 +86,7 @@ pub struct SlowNode {
     pub slow_us: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowRequest {
     pub ago_ms: u64,
     pub took_us: u64,
@@ -96,7 +97,7 @@ pub struct SlowRequest {
     pub stages: BTreeMap<String, u64>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Neighbour {
     pub name: String,
     pub per_second: u64,

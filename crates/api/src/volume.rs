@@ -1,10 +1,12 @@
 //! What a host says of a volume.
 
 use crate::FiltersInfo;
+use crate::shapes;
 use crate::texts::texts;
 use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use utoipa::ToSchema;
 
 texts! {
     /// Whether capacity is set aside for a volume.
@@ -61,7 +63,7 @@ texts! {
 }
 
 /// A volume, or a clone in one.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct VolumeInfo {
     pub name: String,
     pub id: String,
@@ -71,6 +73,7 @@ pub struct VolumeInfo {
     pub size_bytes: u64,
     pub layout: String,
     #[serde(default)]
+    #[schema(value_type = shapes::Tiers)]
     pub tiers: Tiers,
     #[serde(default)]
     pub provisioning: Provisioning,
@@ -154,7 +157,7 @@ fn yes() -> bool {
 }
 
 /// What only an open volume can tell.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct VolumeLive {
     pub log_bytes: u64,
     /// Written by guests, and in no segment yet.
@@ -202,14 +205,14 @@ pub struct VolumeLive {
 }
 
 /// What half of the requests took at most, and 99 of 100.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Times {
     pub p50_us: u64,
     pub p99_us: u64,
 }
 
 /// What a first tier holds, and what it did since the volume was opened; bytes of guests' data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct FirstTierUse {
     pub bytes: u64,
     pub bytes_max: u64,
@@ -221,7 +224,7 @@ pub struct FirstTierUse {
 }
 
 /// Bytes of devices that a volume's segments take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct SpaceUse {
     pub data_bytes: u64,
     pub dead_bytes: u64,
@@ -251,7 +254,7 @@ impl SpaceUse {
 }
 
 /// What an open volume holds.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct VolumeSpace {
     pub name: String,
     pub space: SpaceUse,
@@ -260,7 +263,7 @@ pub struct VolumeSpace {
 }
 
 /// A state of a volume that was kept.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotInfo {
     pub name: String,
     /// Its number in the volume: no other ever has it.
@@ -277,7 +280,7 @@ pub struct SnapshotInfo {
 }
 
 /// Data that a snapshot, a clone or a volume shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Shares {
     pub referenced_bytes: u64,
     /// Of it, what neither another snapshot nor a clone nor the volume shows.
@@ -285,7 +288,7 @@ pub struct Shares {
 }
 
 /// Counts since the volume was opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Counters {
     pub reads: u64,
     pub read_bytes: u64,

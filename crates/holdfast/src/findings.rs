@@ -3,80 +3,14 @@
 //! Role: a pure function. Who shows a grid's state, or raises alarms, asks it, so that all say the same.
 
 use crate::cli::space::full_soon;
-use crate::cli::status::{GridStatus, NodeView};
 use holdfast_api::{
-    DeviceInfo, DeviceState, HostState, NodeState, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, free_of, takers,
+    Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostState, NodeState, NodeView, Severity, SnapshotInfo,
+    VolumeInfo, VolumeLive, VolumeState, free_of, takers,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
 use holdfast_volume::protect::lacks;
-use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fmt;
-
-/// How bad it is; the worst comes last.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Somebody should act; everything is served, and bears a failure as it is to, or soon will again by itself.
-    Warning,
-    /// Something is not served, can't be changed, or may be lost with the next failure; or there is little time until
-    /// it is so.
-    Critical,
-}
-
-/// What it is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Concern {
-    /// Something is not served, or not in full.
-    Service,
-    /// One more failure may lose data.
-    DataAtRisk,
-    /// Less may fail than what is promised.
-    Redundancy,
-    Capacity,
-    /// Records can't be changed or read.
-    Metadata,
-    Certificates,
-    /// A clock is wrong, or was.
-    Time,
-}
-
-impl fmt::Display for Concern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Concern::Service => "service",
-            Concern::DataAtRisk => "data at risk",
-            Concern::Redundancy => "redundancy",
-            Concern::Capacity => "capacity",
-            Concern::Metadata => "metadata",
-            Concern::Certificates => "certificates",
-            Concern::Time => "time",
-        })
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Finding {
-    pub severity: Severity,
-    pub concern: Concern,
-    pub what: String,
-    /// A command, or in words what is to be done; nothing where `what` says it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = match self.severity {
-            Severity::Warning => "WARNING",
-            Severity::Critical => "CRITICAL",
-        };
-        write!(f, "{severity} ({}): {}", self.concern, self.what)?;
-        self.next.as_ref().map_or(Ok(()), |next| write!(f, "; next: {next}"))
-    }
-}
 
 /// Clocks of machines that are kept right differ by less.
 const SKEW_MS: u64 = 60_000;
@@ -442,8 +376,7 @@ fn about_clock(status: &GridStatus, found: &mut Found) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::status::{HostView, MetadataView};
-    use holdfast_api::DeviceHealth;
+    use holdfast_api::{DeviceHealth, HostView, MetadataView};
 
     fn node(id: u32, state: NodeState, is_own: bool) -> NodeView {
         NodeView {

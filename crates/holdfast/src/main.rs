@@ -108,7 +108,11 @@ enum Command {
     Host(HostArgs),
     /// Print the command line as the page docs/reference/cli.md
     #[command(hide = true)]
-    Reference,
+    Reference {
+        /// The HTTP interface, as docs/reference/openapi.json
+        #[arg(long)]
+        http: bool,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -163,7 +167,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
-        Command::Reference => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
+        Command::Reference { http: true } => cli::format::print(holdfast_http::described().trim_end()),
+        Command::Reference { http: false } => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
         Command::Host(args) => {
             let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;

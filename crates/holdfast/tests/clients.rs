@@ -453,6 +453,16 @@ fn readers_look_and_change_nothing() {
     assert_eq!(grid.json("volume list").as_array().expect("a list").len(), 1);
     let (is_ok, said) = run_as("65534", "volume list");
     assert!(!is_ok && said.contains("control.readers"), "{said}");
+    // By HTTP it is the same.
+    let by_http = |method: &str| {
+        let mut command = Command::new(needs("setpriv"));
+        command.args(["--reuid", "65534", "--regid", "1", "--clear-groups"]).arg(needs("curl"));
+        command.args(["-sS", "-X", method, "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket"]);
+        let output = command.arg(grid.path("api.sock")).arg("http://host/v1/volumes/v1").output().expect("it runs");
+        text(&output.stdout)
+    };
+    assert_eq!(mode("api.sock"), 0o660);
+    assert_eq!(["GET", "DELETE"].map(by_http), ["200", "403"]);
     // Nor do readers get at data.
     let touched = Command::new(needs("setpriv"))
         .args(["--reuid", "65534", "--regid", "1", "--clear-groups", "ls"])

@@ -2,6 +2,7 @@
 
 mod support;
 
+use serde_json::Value;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -493,4 +494,56 @@ fn nodes_are_restarted_in_turn_while_clients_write() {
 fn node_pids_of_up(grid: &Grid) -> usize {
     let status = grid.json("grid status");
     status["nodes"].as_array().unwrap().iter().filter(|node| node["pid"].is_u64()).count()
+}
+
+/// Asks by HTTP: the status, and what comes with it.
+fn by_http(grid: &Grid, method: &str, target: &str, more: &[&str]) -> (u16, Value) {
+    let mut command = Command::new(needs("curl"));
+    command.args(["-sS", "-X", method, "-w", "\n%{http_code}", "--unix-socket"]).arg(grid.path("api.sock"));
+    let output = command.args(more).arg(format!("http://host{target}")).output().expect("it runs");
+    let said = text(&output.stdout);
+    let (body, status) = said.rsplit_once('\n').unwrap_or_else(|| panic!("{said}{}", text(&output.stderr)));
+    (status.parse().expect("a status"), serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+#[test]
+fn volumes_are_made_and_kept_by_http() {
+    let grid = Grid::new(47);
+    grid.up("--nodes 3 --devices 1");
+    let json = |body: &'static str| ["-H", "Content-Type: application/json", "-d", body];
+    let make = r#"{"name":"v1","size_bytes":16777216,"layout":"mirror:2"}"#;
+    let keyed = [&json(make)[..], &["-H", "Idempotency-Key: 1f6e"]].concat();
+    for _ in 0..2 {
+        let (status, made) = by_http(&grid, "POST", "/v1/volumes", &keyed);
+        assert_eq!((status, &made["name"], &made["layout"]), (201, &"v1".into(), &"mirror:2".into()), "{made}");
+    }
+    let (status, refused) = by_http(&grid, "POST", "/v1/volumes", &json(make));
+    assert_eq!((status, &refused["error"]["code"]), (409, &"exists".into()), "{refused}");
+    let (status, made) = by_http(&grid, "POST", "/v1/volumes/v1/snapshots", &json(r#"{"name":"s1"}"#));
+    assert_eq!(status, 201, "{made}");
+    let (status, listed) = by_http(&grid, "GET", "/v1/volumes/v1/snapshots", &[]);
+    assert_eq!((status, &listed["snapshots"][0]["name"]), (200, &"s1".into()), "{listed}");
+    let clone = json(r#"{"name":"c1","size_bytes":33554432}"#);
+    let (status, made) = by_http(&grid, "POST", "/v1/volumes/v1/snapshots/s1/clone", &clone);
+    assert_eq!((status, &made["size_bytes"]), (201, &33_554_432.into()), "{made}");
+    let (status, set) = by_http(&grid, "PATCH", "/v1/volumes/v1", &json(r#"{"qos":"weight=400"}"#));
+    assert_eq!((status, &set["limit"]), (200, &"weight=400".into()), "{set}");
+    assert_eq!(by_http(&grid, "DELETE", "/v1/volumes/c1", &[]), (204, Value::Null));
+    let (status, _) = by_http(&grid, "DELETE", "/v1/volumes/v1/snapshots/s1", &[]);
+    assert_eq!(status, 204);
+    assert_eq!(by_http(&grid, "DELETE", "/v1/volumes/v1?force=true", &[]).0, 204);
+    let (_, trash) = by_http(&grid, "GET", "/v1/trash", &[]);
+    assert_eq!(trash["trash"][0]["name"], "v1", "{trash}");
+    let (status, back) = by_http(&grid, "POST", "/v1/trash/v1/restore", &json("{}"));
+    assert_eq!((status, &back["name"]), (200, &"v1".into()), "{back}");
+    assert_eq!(grid.json("volume list")[0]["name"], "v1");
+    let (status, grid_status) = by_http(&grid, "GET", "/v1/status", &[]);
+    assert_eq!((status, grid_status["nodes"].as_array().map(Vec::len)), (200, Some(3)));
+    for target in ["/v1/volumes", "/v1/volumes/v1", "/v1/volumes/v1/slow", "/v1/volumes/v1/parts", "/v1/nodes"] {
+        assert_eq!(by_http(&grid, "GET", target, &[]).0, 200, "{target}");
+    }
+    for target in ["/v1/tasks", "/v1/space", "/v1/qos", "/v1/machines", "/v1/openapi.json"] {
+        assert_eq!(by_http(&grid, "GET", target, &[]).0, 200, "{target}");
+    }
+    assert_eq!(by_http(&grid, "GET", "/v1/volumes/v2", &[]).0, 404);
 }

@@ -3,11 +3,11 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::space::{efficiency, writable_now};
-use super::status::{GridStatus, gather};
+use super::status::gather;
 use crate::grid::layout::GridDir;
 use anyhow::{Result, anyhow};
 use clap::Args;
-use holdfast_api::{Code, HostState, refuse, takers};
+use holdfast_api::{Code, GridStatus, HostState, refuse, takers};
 use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
 use holdfast_volume::protect::{Protect, bears, choose, lacks};

@@ -1,7 +1,7 @@
 //! `holdfast space`: where the grid's bytes are.
 
 use super::format::{print, print_json, print_table, table};
-use super::status::{GridStatus, gather};
+use super::status::gather;
 use super::trash::volumes;
 use crate::client;
 use crate::grid::layout::GridDir;
@@ -9,7 +9,7 @@ use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::resources;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{Code, HostState, SpaceUse, VolumeSpace, promised_of, refuse, takers};
+use holdfast_api::{Code, GridStatus, HostState, SpaceUse, VolumeSpace, promised_of, refuse, takers};
 use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
 use holdfast_volume::Claim;

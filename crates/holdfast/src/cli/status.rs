@@ -6,7 +6,7 @@ use super::trash::print_trash_count;
 use super::volume::print_list;
 use crate::client;
 use crate::config::HostSettings;
-use crate::findings::{self, Finding, Severity};
+use crate::findings;
 use crate::grid::certs::{Certificates, etcd_warning, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
@@ -14,8 +14,8 @@ use crate::resources::{self, space_of};
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
-    ConfiguredDevice, Counters, DeviceHealth, DeviceInfo, HostState, LongTurn, NodeInfo, NodeState, PackingInfo,
-    TrashInfo, Unreadable, VolumeInfo,
+    Counters, DeviceHealth, DeviceInfo, Finding, GridStatus, HostState, HostView, MetadataView, NodeInfo, NodeState,
+    NodeView, PackingInfo, Severity, VolumeInfo,
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
@@ -24,7 +24,6 @@ use holdfast_runtime::process::{self, ProcessStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -169,107 +168,6 @@ fn print_rates(rates: &BTreeMap<String, Rates>) -> Result<()> {
         ]);
     }
     print_table(&rows)
-}
-
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct GridStatus {
-    pub grid: String,
-    pub dir: String,
-    pub host: HostView,
-    pub metadata: MetadataView,
-    /// Hosts and nodes talk over TLS.
-    pub tls: bool,
-    /// What is to be done about certificates of this machine.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub certificate_warnings: Vec<String>,
-    /// This machine's, when it was asked: milliseconds since 1970.
-    pub clock_ms: u64,
-    /// NBD over TCP is open to everybody, or is not served since it would be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nbd_warning: Option<String>,
-    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
-    pub days_to_full: Option<f64>,
-    pub nodes: Vec<NodeView>,
-    pub volumes: Vec<VolumeInfo>,
-    pub deleting: Vec<String>,
-    /// Volumes that were deleted and can be had back.
-    pub trash: Vec<TrashInfo>,
-    /// Volumes whose records this release can't read.
-    pub unreadable: Vec<Unreadable>,
-    pub found: Vec<Unreadable>,
-}
-
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct HostView {
-    pub state: HostState,
-    pub pid: Option<u32>,
-    pub cpu_ms: u64,
-    /// Of that: for packing blocks.
-    pub packing_cpu_ms: u64,
-    pub packing: PackingInfo,
-    pub resident_bytes: u64,
-    /// Of the last ten minutes and more: what everything else on the host waited for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub longest_turn: Option<LongTurn>,
-    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
-    pub crossings: u64,
-    /// Why the host told nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct MetadataView {
-    /// Which it is, and where.
-    pub store: String,
-    /// Why it can't be asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct NodeView {
-    pub id: u32,
-    pub state: NodeState,
-    pub address: String,
-    pub pid: Option<u32>,
-    pub cpu_ms: u64,
-    pub resident_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
-    /// Version of the messages between this host and the node.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wire: Option<u32>,
-    /// Threads of its process, each with some of its devices.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reactors: Option<u32>,
-    /// Requests that one of them passed on to another, since the process was started: those of other nodes, of copies of
-    /// the metadata, and of hosts of older releases.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub passed_on: Option<u64>,
-    pub devices: Vec<DeviceInfo>,
-    /// The machine that it is on.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub machine: Option<String>,
-    /// Its host is gone.
-    #[serde(skip)]
-    pub machine_gone: bool,
-    /// It runs on this machine.
-    #[serde(skip)]
-    pub is_own: bool,
-    /// As its machine's configuration has them, in their places.
-    #[serde(skip)]
-    pub configured: Vec<ConfiguredDevice>,
-}
-
-impl NodeView {
-    /// What commands call a device: by its place where that is known; and where it is on its machine.
-    pub fn name_of(&self, device: &DeviceInfo) -> (String, Option<&Path>) {
-        match self.configured.iter().position(|known| known.device == device.device) {
-            Some(place) => (format!("{}/{place}", self.id), Some(&self.configured[place].path)),
-            None => (device.device.clone(), None),
-        }
-    }
 }
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.

@@ -249,6 +249,11 @@ impl GridDir {
         self.root.join("reader.sock")
     }
 
+    /// Of the HTTP interface, for all who may ask anything; who asks is told by the kernel.
+    pub fn api_socket(&self) -> PathBuf {
+        self.root.join("api.sock")
+    }
+
     pub fn logs_dir(&self) -> PathBuf {
         self.root.join("logs")
     }

@@ -9,10 +9,10 @@ use super::assignment::{self, Assignment, Hold, Input};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, What, check_name};
 use super::commands::{Answer, Command, LiveStatus, Weakness};
-use super::control_sockets::{self, Role};
+use super::control_sockets;
 use super::devices::TaskHistory;
 use super::errands;
-
+use super::http;
 use super::keys::{Keys, NewKey};
 use super::limits;
 use super::meta::{Health, Meta};
@@ -34,8 +34,8 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, TrashInfo, Unreadable, VolumeInfo,
-    VolumeState, refuse,
+    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, TrashInfo, Unreadable,
+    VolumeInfo, VolumeState, refuse,
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
@@ -217,7 +217,8 @@ pub fn start(
     record_watch::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
-    for (listener, role) in sockets {
+    http::start(&plane, sockets.api)?;
+    for (listener, role) in sockets.control {
         let plane = Arc::clone(&plane);
         let serve = move || accept(&listener, role, &plane);
         std::thread::Builder::new().name("control".to_string()).spawn(serve)?;
@@ -259,10 +260,7 @@ fn serve(stream: &UnixStream, role: Role, plane: &ControlPlane) -> Result<()> {
             return say(stream, &Response::Error { message, code: Code::Invalid });
         }
         let response = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => match role.check(&request) {
-                Ok(()) => plane.respond(request),
-                Err(error) => protocol::failure(&error),
-            },
+            Ok(request) => plane.asked(role, request),
             Err(error) => Response::Error {
                 message: format!("the host does not understand the request: {error}"),
                 code: Code::Unsupported,
@@ -297,6 +295,14 @@ pub(super) fn check_size(size_bytes: u64) -> Result<()> {
 }
 
 impl ControlPlane {
+    /// By who may do that, or not.
+    pub(super) fn asked(&self, role: Role, request: Request) -> Response {
+        match role.check(&request) {
+            Ok(()) => self.respond(request),
+            Err(error) => protocol::failure(&error.into()),
+        }
+    }
+
     fn respond(&self, request: Request) -> Response {
         // Before this one is alone: it may be the one that is to take the volume over.
         if let Request::VolumeHandover { name, to } = &request

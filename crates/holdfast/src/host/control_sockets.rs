@@ -3,14 +3,15 @@
 //! ```text
 //! DIR/control.sock    0600: whoever runs the host, and root; everything
 //! DIR/reader.sock     0660, of the group that the setting `control.readers` names: what only looks
+//! DIR/api.sock        the HTTP interface: 0600, or 0660 where there are readers
 //! ```
-//! The kernel checks who may connect: what is asked at the readers' socket is a reader's, whoever asks. Sockets get their modes
-//! before anybody can connect.
+//! The kernel checks who may connect: what is asked at the readers' socket is a reader's, whoever asks. By HTTP it is the
+//! user at the other end who counts. Sockets get their modes before anybody can connect.
 
 use crate::daemon::outwait;
 use crate::grid::layout::GridDir;
 use anyhow::{Context, Result};
-use holdfast_api::{Code, Kind, Request, refuse};
+use holdfast_api::{Code, Role, refuse};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -22,35 +23,23 @@ const BACKLOG: i32 = 128;
 
 const GROUPS: &str = "/etc/group";
 
-/// Who asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    Admin,
-    Reader,
-}
-
-impl Role {
-    /// Refuses what is not for it.
-    pub fn check(self, request: &Request) -> Result<()> {
-        match (self, request.kind()) {
-            (Role::Admin, _) | (Role::Reader, Kind::Look) => Ok(()),
-            (Role::Reader, Kind::Check | Kind::Change | Kind::Act) => refuse!(
-                Code::NotPermitted,
-                "you may look at this grid and change nothing: your group is the one that control.readers names; run this command as \
-                 the user that runs the host (`sudo holdfast ...`)"
-            ),
-        }
-    }
-}
-
 /// The sockets that there are to be.
-pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, Role)>> {
+#[derive(Debug)]
+pub struct Sockets {
+    /// Of the command line.
+    pub control: Vec<(UnixListener, Role)>,
+    /// Of the HTTP interface.
+    pub api: UnixListener,
+}
+
+pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Sockets> {
     let admins = open_one(&dir.control_socket(), 0o600, None)?;
     let path = dir.reader_socket();
     let Some(group) = readers else {
         // One of an earlier start.
         remove(&path)?;
-        return Ok(vec![(admins, Role::Admin)]);
+        let api = open_one(&dir.api_socket(), 0o600, None)?;
+        return Ok(Sockets { control: vec![(admins, Role::Admin)], api });
     };
     let groups = fs::read_to_string(GROUPS).with_context(|| format!("cannot read {GROUPS}"))?;
     let Some(number) = number_of(group, &groups) else {
@@ -60,13 +49,16 @@ pub fn open(dir: &GridDir, readers: Option<&str>) -> Result<Vec<(UnixListener, R
              that is elsewhere"
         );
     };
-    let readers = open_one(&path, 0o660, Some(number)).with_context(|| {
+    let for_readers = |path: &Path| {
+        open_one(path, 0o660, Some(number)).with_context(|| {
         format!(
             "the socket for readers can't be opened; where it may not be given to group {group}, add the user that runs the host to \
              it, or let `holdfast grid units` write the service's unit anew"
         )
-    })?;
-    Ok(vec![(admins, Role::Admin), (readers, Role::Reader)])
+    })
+    };
+    let (readers, api) = (for_readers(&path)?, for_readers(&dir.api_socket())?);
+    Ok(Sockets { control: vec![(admins, Role::Admin), (readers, Role::Reader)], api })
 }
 
 fn number_of(group: &str, groups: &str) -> Option<u32> {
@@ -112,18 +104,6 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn readers_look_and_admins_do() {
-        let show = Request::VolumeShow { name: "v1".to_string() };
-        let delete = Request::VolumeDelete { name: "v1".to_string(), force: false, now: false };
-        Role::Reader.check(&show).unwrap();
-        Role::Admin.check(&delete).unwrap();
-        for refused in [&delete, &Request::NodeCut { node: 1 }, &Request::GridReload] {
-            let error = Role::Reader.check(refused).unwrap_err().to_string();
-            assert!(error.contains("control.readers") && error.contains("sudo holdfast"), "{error}");
-        }
-    }
-
-    #[test]
     fn sockets_are_for_whom_they_are_meant() {
         let temp = tempfile::tempdir().unwrap();
         let dir = GridDir::choose(Some(temp.path())).unwrap();
@@ -131,9 +111,11 @@ mod tests {
         let own = rustix::process::getgid().as_raw().to_string();
         let opened = open(&dir, Some(&own)).unwrap();
         assert_eq!((mode(&dir.control_socket()), mode(&dir.reader_socket())), (0o600, 0o660));
-        assert_eq!(opened.iter().map(|(_, role)| *role).collect::<Vec<_>>(), [Role::Admin, Role::Reader]);
+        assert_eq!(mode(&dir.api_socket()), 0o660);
+        assert_eq!(opened.control.iter().map(|(_, role)| *role).collect::<Vec<_>>(), [Role::Admin, Role::Reader]);
         drop(opened);
         drop(open(&dir, None).unwrap());
+        assert_eq!(mode(&dir.api_socket()), 0o600);
         let gone = UnixStream::connect(dir.reader_socket()).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::NotFound, "without the setting there is none");
         let error = open(&dir, Some("nobody-has-this")).unwrap_err().to_string();

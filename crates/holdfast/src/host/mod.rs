@@ -27,6 +27,7 @@ mod floors;
 mod forecast;
 mod groups;
 mod handover;
+mod http;
 mod keys;
 mod limits;
 mod links;

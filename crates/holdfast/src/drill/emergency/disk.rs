@@ -7,14 +7,13 @@
 //! back too, and is emptied as any device is that is replaced.
 
 use super::{Calamity, Site, Steps, check_layouts};
-use crate::cli::status::NodeView;
-use crate::findings::{Concern, Finding};
 use crate::grid::layout::{DeviceConfig, GridConfig};
 use crate::grid::processes::Role;
 use crate::grid::survey::{self, Requester};
 use crate::grid::{self, SPARE_BYTES};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use holdfast_api::{Concern, Finding, NodeView};
 use holdfast_base::size::Size;
 use rustix::process::Signal;
 use std::fs;

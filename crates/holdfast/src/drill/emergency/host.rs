@@ -2,10 +2,10 @@
 
 use super::steps::{Haste, give};
 use super::{Calamity, Site, Steps, check_unused};
-use crate::findings::{Concern, Finding};
 use crate::grid::processes::Role;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use holdfast_api::{Concern, Finding};
 use rustix::process::Signal;
 use std::time::Duration;
 

@@ -6,10 +6,9 @@ use super::{Calamity, Site, Steps};
 use crate::client;
 use crate::drill::rejoin::unix_ms;
 use crate::drill::tools::sleep;
-use crate::findings::{Concern, Finding};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use holdfast_api::{HostState, Request};
+use holdfast_api::{Concern, Finding, HostState, Request};
 use std::time::{Duration, Instant};
 
 const LOOK_PACE: Duration = Duration::from_millis(100);

@@ -23,13 +23,13 @@ use super::stats::{Completion, Figures, Timeline, rounded};
 use super::tools::{self, WorkDir, check_interrupt, sleep, sleep_until};
 use super::witness::{Manner, REGION_BYTES, Testimony, Witness};
 use super::{load::margin_ms, report};
-use crate::cli::status::{GridStatus, gather};
+use crate::cli::status::gather;
 use crate::client;
-use crate::findings::{self, Concern, Finding};
+use crate::findings;
 use crate::grid::layout::GridDir;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use holdfast_api::VolumeState;
+use holdfast_api::{Concern, Finding, GridStatus, VolumeState};
 use holdfast_format::geometry::Layout;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -433,7 +433,7 @@ fn wait_until_whole(before: &BTreeMap<String, Known>, site: &Site, mending: Inst
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::findings::Severity;
+    use holdfast_api::Severity;
 
     fn report() -> EmergencyReport {
         EmergencyReport {

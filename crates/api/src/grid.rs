@@ -1,0 +1,179 @@
+//! How a grid does, as a machine of it tells: what commands, the HTTP interface and alarms go by.
+
+use crate::{
+    ConfiguredDevice, DeviceInfo, HostState, LongTurn, NodeState, PackingInfo, TrashInfo, Unreadable, VolumeInfo,
+};
+use serde::Serialize;
+use std::fmt;
+use std::path::Path;
+use utoipa::ToSchema;
+
+/// A grid, and the machine that tells of it.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct GridStatus {
+    pub grid: String,
+    pub dir: String,
+    pub host: HostView,
+    pub metadata: MetadataView,
+    /// Hosts and nodes talk over TLS.
+    pub tls: bool,
+    /// What is to be done about certificates of this machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub certificate_warnings: Vec<String>,
+    /// This machine's, when it was asked: milliseconds since 1970.
+    pub clock_ms: u64,
+    /// NBD over TCP is open to everybody, or is not served since it would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nbd_warning: Option<String>,
+    /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
+    pub days_to_full: Option<f64>,
+    pub nodes: Vec<NodeView>,
+    pub volumes: Vec<VolumeInfo>,
+    pub deleting: Vec<String>,
+    /// Volumes that were deleted and can be had back.
+    pub trash: Vec<TrashInfo>,
+    /// Volumes whose records this release can't read.
+    pub unreadable: Vec<Unreadable>,
+    pub found: Vec<Unreadable>,
+}
+
+/// The host of the machine.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct HostView {
+    pub state: HostState,
+    pub pid: Option<u32>,
+    pub cpu_ms: u64,
+    /// Of that: for packing blocks.
+    pub packing_cpu_ms: u64,
+    pub packing: PackingInfo,
+    pub resident_bytes: u64,
+    /// Of the last ten minutes and more: what everything else on the host waited for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_turn: Option<LongTurn>,
+    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
+    pub crossings: u64,
+    /// Why the host told nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// The grid's metadata store.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct MetadataView {
+    /// Which it is, and where.
+    pub store: String,
+    /// Why it can't be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// A node, and its process where that is of the same machine.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct NodeView {
+    pub id: u32,
+    pub state: NodeState,
+    pub address: String,
+    pub pid: Option<u32>,
+    pub cpu_ms: u64,
+    pub resident_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Version of the messages between this host and the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire: Option<u32>,
+    /// Threads of its process, each with some of its devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reactors: Option<u32>,
+    /// Requests that one of them passed on to another, since the process was started: those of other nodes, of copies of
+    /// the metadata, and of hosts of older releases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_on: Option<u64>,
+    pub devices: Vec<DeviceInfo>,
+    /// The machine that it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// Its host is gone.
+    #[serde(skip)]
+    pub machine_gone: bool,
+    /// It runs on this machine.
+    #[serde(skip)]
+    pub is_own: bool,
+    /// As its machine's configuration has them, in their places.
+    #[serde(skip)]
+    pub configured: Vec<ConfiguredDevice>,
+}
+
+impl NodeView {
+    /// What commands call a device: by its place where that is known; and where it is on its machine.
+    pub fn name_of(&self, device: &DeviceInfo) -> (String, Option<&Path>) {
+        match self.configured.iter().position(|known| known.device == device.device) {
+            Some(place) => (format!("{}/{place}", self.id), Some(&self.configured[place].path)),
+            None => (device.device.clone(), None),
+        }
+    }
+}
+
+/// How bad it is; the worst comes last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Somebody should act; everything is served, and bears a failure as it is to, or soon will again by itself.
+    Warning,
+    /// Something is not served, can't be changed, or may be lost with the next failure; or there is little time until
+    /// it is so.
+    Critical,
+}
+
+/// What it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Concern {
+    /// Something is not served, or not in full.
+    Service,
+    /// One more failure may lose data.
+    DataAtRisk,
+    /// Less may fail than what is promised.
+    Redundancy,
+    Capacity,
+    /// Records can't be changed or read.
+    Metadata,
+    Certificates,
+    /// A clock is wrong, or was.
+    Time,
+}
+
+impl fmt::Display for Concern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Concern::Service => "service",
+            Concern::DataAtRisk => "data at risk",
+            Concern::Redundancy => "redundancy",
+            Concern::Capacity => "capacity",
+            Concern::Metadata => "metadata",
+            Concern::Certificates => "certificates",
+            Concern::Time => "time",
+        })
+    }
+}
+
+/// Something that is not well.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+pub struct Finding {
+    pub severity: Severity,
+    pub concern: Concern,
+    pub what: String,
+    /// A command, or in words what is to be done; nothing where `what` says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Warning => "WARNING",
+            Severity::Critical => "CRITICAL",
+        };
+        write!(f, "{severity} ({}): {}", self.concern, self.what)?;
+        self.next.as_ref().map_or(Ok(()), |next| write!(f, "; next: {next}"))
+    }
+}

@@ -1,0 +1,26 @@
+//! The HTTP interface of a host.
+//!
+//! Role: a skin over [`holdfast_api`]. [`table::all`] is one table of what can be asked for: routes ([`serve`]) and their
+//! description ([`described`]) come from it, so one can't be without the other. Each entry makes a [`Request`] of a path, a
+//! query and a body, and shows a [`Response`] as a resource. Who carries requests out is behind [`Ask`].
+//!
+//! Invariants
+//! 1. Whatever comes, the answer is one of those that the description has; a body that is no JSON, too.
+//! 2. A change that is asked for twice with one idempotency key is carried out once, while the host runs ([`retries`]).
+//! 3. Every request is answered within its deadline; what is under way then goes on.
+//!
+//! [`Request`]: holdfast_api::Request
+//! [`Response`]: holdfast_api::Response
+
+mod answer;
+mod bodies;
+mod describe;
+mod endpoint;
+mod given;
+mod problem;
+mod retries;
+mod serve;
+pub mod table;
+
+pub use describe::described;
+pub use serve::{Ask, Config, router, serve_unix};

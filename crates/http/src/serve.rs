@@ -1,0 +1,285 @@
+//! Routes, and what is the same for all of them: who asks, bodies, keys, deadlines.
+
+use crate::describe::described;
+use crate::endpoint::Endpoint;
+use crate::given::Path;
+use crate::problem::{Problem, ask_again, passes, status_of};
+use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
+use crate::table;
+use axum::body::Bytes;
+use axum::extract::connect_info::Connected;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use axum::routing::{MethodFilter, MethodRouter, get};
+use axum::serve::IncomingStream;
+use axum::{Json, Router};
+use holdfast_api::{Code, Error, Kind, Request, Response, Role};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::UnixListener;
+use tokio::sync::{Semaphore, watch};
+
+/// By which a change is known again.
+pub const KEY: &str = "Idempotency-Key";
+
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Carries requests out.
+pub trait Ask: Send + Sync + 'static {
+    /// Blocks until it is done. Refuses what is not for who asks.
+    fn ask(&self, role: Role, request: Request) -> Response;
+}
+
+/// How long answers may take, and how many are worked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub look_within: Duration,
+    pub change_within: Duration,
+    pub at_a_time: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { look_within: Duration::from_secs(15), change_within: Duration::from_secs(150), at_a_time: 64 }
+    }
+}
+
+struct Shared {
+    ask: Arc<dyn Ask>,
+    config: Config,
+    retries: Retries,
+    room: Arc<Semaphore>,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer(pub Role);
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    /// Whoever runs the host, and root, may do all; others whom the socket lets in may look.
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Peer {
+        let own = std::fs::metadata("/proc/self").map(|meta| std::os::unix::fs::MetadataExt::uid(&meta)).ok();
+        let uid = stream.io().peer_cred().map(|cred| cred.uid()).ok();
+        Peer(if uid.is_some() && (uid == Some(0) || uid == own) { Role::Admin } else { Role::Reader })
+    }
+}
+
+/// All routes.
+pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
+    let room = Arc::new(Semaphore::new(config.at_a_time));
+    let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room });
+    let description = Bytes::from(described());
+    let describes = move || {
+        let text = description.clone();
+        async move { ([(header::CONTENT_TYPE, "application/json")], text) }
+    };
+    let mut router = Router::new().route("/v1/openapi.json", get(describes));
+    let mut endpoints = table::all();
+    while !endpoints.is_empty() {
+        let path = endpoints[0].path;
+        let (here, others): (Vec<Endpoint>, Vec<Endpoint>) = endpoints.into_iter().partition(|of| of.path == path);
+        router = router.route(path, here.into_iter().fold(MethodRouter::new(), with));
+        endpoints = others;
+    }
+    router
+        .fallback(|| async {
+            refused(
+                StatusCode::NOT_FOUND,
+                Code::NotFound,
+                "there is nothing here; /v1/openapi.json lists what there is",
+            )
+        })
+        .method_not_allowed_fallback(|| async {
+            refused(
+                StatusCode::METHOD_NOT_ALLOWED,
+                Code::Invalid,
+                "this is not done here; /v1/openapi.json lists what is",
+            )
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(shared)
+}
+
+fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<Arc<Shared>> {
+    let filter = MethodFilter::try_from(endpoint.method.clone()).expect("a method that routes have");
+    let endpoint = Arc::new(endpoint);
+    let handler = move |State(shared): State<Arc<Shared>>,
+                        ConnectInfo(Peer(role)): ConnectInfo<Peer>,
+                        path: RawPathParams,
+                        RawQuery(query): RawQuery,
+                        headers: HeaderMap,
+                        body: Result<Bytes, BytesRejection>| {
+        let path = path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let given = Given { role, path: Path::new(path), query: query.unwrap_or_default(), headers, body };
+        handle(shared, Arc::clone(&endpoint), given)
+    };
+    router.on(filter, handler)
+}
+
+struct Given {
+    role: Role,
+    path: Path,
+    query: String,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+}
+
+/// What is answered in place of a resource.
+struct Refusal {
+    status: StatusCode,
+    error: Error,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal { status: status_of(error.code), error }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> HttpResponse {
+        let mut response = Problem::from(self.error).into_response();
+        *response.status_mut() = self.status;
+        response
+    }
+}
+
+/// Of a request that makes no sense in a way that HTTP has a status of its own for.
+fn refused(status: StatusCode, code: Code, message: impl Into<String>) -> Refusal {
+    Refusal { status, error: Error::new(code, message) }
+}
+
+async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> HttpResponse {
+    match carry_out(&shared, &endpoint, given).await {
+        Ok(Kept { status, body, passes }) => {
+            let response = body.map_or_else(|| status.into_response(), |body| (status, Json(body)).into_response());
+            if passes { ask_again(response) } else { response }
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
+    let body = body_of(endpoint, &given)?;
+    let request = endpoint.request(&given.path, &given.query, &body)?;
+    given.role.check(&request)?;
+    let is_look = request.kind() == Kind::Look;
+    let key = key_of(&given.headers)?.filter(|_| !is_look);
+    let (sender, coming) = match &key {
+        None => {
+            let (sender, coming) = watch::channel(None);
+            (Some(sender), coming)
+        }
+        Some(key) => {
+            let fingerprint = fingerprint(&endpoint.method, &request);
+            match shared.retries.begin(given.role, key, fingerprint, Instant::now()) {
+                Found::New(sender, coming) => (Some(sender), coming),
+                Found::Known(coming) => (None, coming),
+                Found::Differs => {
+                    let why = format!("{KEY} `{key}` was that of another request; take another key for this one");
+                    return Err(Error::new(Code::Invalid, why).into());
+                }
+                Found::Full => {
+                    let why = "too many changes are under way; ask again later";
+                    return Err(Error::new(Code::Unavailable, why).into());
+                }
+            }
+        }
+    };
+    if let Some(sender) = sender {
+        begin(shared, endpoint, given.role, request, sender)?;
+    }
+    let patience = if is_look { shared.config.look_within } else { shared.config.change_within };
+    Ok(await_answer(coming, patience).await?)
+}
+
+fn body_of(endpoint: &Endpoint, given: &Given) -> Result<Bytes, Refusal> {
+    let body = match &given.body {
+        Ok(body) => body.clone(),
+        Err(why) if why.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let why = format!("a body has {BODY_BYTES_MAX} bytes at most");
+            return Err(refused(StatusCode::PAYLOAD_TOO_LARGE, Code::Invalid, why));
+        }
+        Err(why) => return Err(refused(StatusCode::BAD_REQUEST, Code::Invalid, why.body_text())),
+    };
+    let takes_body = (endpoint.body)(&mut Vec::new()).is_some();
+    let media = given.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_json = media.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json"));
+    if takes_body && !is_json {
+        let why = "the body has to be JSON: send `Content-Type: application/json`";
+        return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::Invalid, why));
+    }
+    Ok(body)
+}
+
+fn key_of(headers: &HeaderMap) -> Result<Option<String>, Error> {
+    let Some(value) = headers.get(KEY) else { return Ok(None) };
+    let is_right = |key: &&str| (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+    match value.to_str().ok().filter(is_right) {
+        Some(key) => Ok(Some(key.to_string())),
+        None => {
+            let why = format!("{KEY} has 1 to {KEY_BYTES_MAX} letters, digits and signs; a UUID will do");
+            Err(Error::new(Code::Invalid, why))
+        }
+    }
+}
+
+fn fingerprint(method: &Method, request: &Request) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    method.as_str().hash(&mut hasher);
+    serde_json::to_string(request).expect("our requests always encode").hash(&mut hasher);
+    hasher.finish()
+}
+
+/// It goes on to its end, whoever waits for it.
+fn begin(
+    shared: &Arc<Shared>,
+    endpoint: &Arc<Endpoint>,
+    role: Role,
+    request: Request,
+    sender: watch::Sender<Option<Kept>>,
+) -> Result<(), Error> {
+    let Ok(place) = Arc::clone(&shared.room).try_acquire_owned() else {
+        return Err(Error::new(Code::Unavailable, "the host answers as many as it can; ask again"));
+    };
+    let (ask, endpoint) = (Arc::clone(&shared.ask), Arc::clone(endpoint));
+    tokio::task::spawn_blocking(move || {
+        let kept = match endpoint.show(ask.ask(role, request)) {
+            Ok(body) => Kept { status: endpoint.status, body, passes: false },
+            Err(error) => {
+                let (status, passes) = (status_of(error.code), passes(error.code));
+                let body = serde_json::to_value(Problem::from(error)).expect("our answers always encode");
+                Kept { status, body: Some(body), passes }
+            }
+        };
+        drop(place);
+        sender.send_replace(Some(kept));
+    });
+    Ok(())
+}
+
+async fn await_answer(mut coming: Coming, patience: Duration) -> Result<Kept, Error> {
+    let waited = tokio::time::timeout(patience, coming.wait_for(Option::is_some)).await;
+    match waited {
+        Ok(Ok(kept)) => Ok(kept.clone().expect("it was waited for")),
+        Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more")),
+        Err(_) => {
+            let why = format!(
+                "this takes longer than {} s, and goes on; ask again with the same {KEY}, or look at what became of it",
+                patience.as_secs()
+            );
+            Err(Error::new(Code::Unavailable, why))
+        }
+    }
+}
+
+/// Serves a socket until the process ends.
+///
+/// # Errors
+/// The socket can't be served any more.
+pub async fn serve_unix(listener: UnixListener, router: Router) -> std::io::Result<()> {
+    axum::serve(listener, router.into_make_service_with_connect_info::<Peer>()).await
+}

@@ -1,0 +1,175 @@
+//! The interface over a socket, before a host that answers what it is told to.
+
+use holdfast_api::{Code, Request, Response, Role, TrashInfo};
+use holdfast_http::{Ask, Config, router, serve_unix};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Notes what it is asked; a rename waits until it may end.
+#[derive(Default)]
+struct Fake {
+    asked: Mutex<Vec<Request>>,
+    may_end: AtomicBool,
+}
+
+impl Ask for Fake {
+    fn ask(&self, _: Role, request: Request) -> Response {
+        self.asked.lock().unwrap().push(request.clone());
+        let refused = |code, message: &str| Response::Error { code, message: message.to_string() };
+        match request {
+            Request::VolumeDelete { .. } => Response::Done,
+            Request::TrashList => Response::Trash { trash: Vec::<TrashInfo>::new() },
+            Request::VolumeShow { .. } | Request::VolumeLive { .. } => refused(Code::NotFound, "no such volume"),
+            Request::VolumeProtect { .. } => refused(Code::Unavailable, "the metadata store is away"),
+            Request::VolumeHandover { .. } => panic!("a fault of the host"),
+            Request::VolumeRename { .. } => {
+                while !self.may_end.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                refused(Code::Exists, "there is one of that name")
+            }
+            _ => Response::Done,
+        }
+    }
+}
+
+struct Served {
+    fake: Arc<Fake>,
+    socket: PathBuf,
+    _dir: tempfile::TempDir,
+    _runtime: tokio::runtime::Runtime,
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: Value,
+}
+
+impl Served {
+    fn within(change_within: Duration) -> Served {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let fake = Arc::new(Fake::default());
+        let config = Config { change_within, ..Config::default() };
+        let (at, asked) = (socket.clone(), Arc::clone(&fake));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(async move { tokio::net::UnixListener::bind(at).unwrap() });
+        runtime.spawn(async move { serve_unix(listener, router(asked, config)).await });
+        Served { fake, socket, _dir: dir, _runtime: runtime }
+    }
+
+    fn ask(&self, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {
+        ask(&self.socket, method, target, headers, body)
+    }
+
+    fn asked(&self) -> usize {
+        self.fake.asked.lock().unwrap().len()
+    }
+}
+
+fn ask(socket: &Path, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let more: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let length = body.len();
+    let head = format!(
+        "{method} {target} HTTP/1.1\r\nHost: host\r\nConnection: close\r\nContent-Length: {length}\r\n{more}\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // One that is too large is answered before it is read.
+    let _ = stream.write_all(body.as_bytes());
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    Answer { status, head: head.to_lowercase(), body: serde_json::from_str(body).unwrap_or(Value::Null) }
+}
+
+const JSON: &str = "Content-Type: application/json";
+const PATIENT: Duration = Duration::from_secs(60);
+
+#[test]
+fn whatever_comes_is_answered_as_it_is_described() {
+    let served = Served::within(PATIENT);
+    let code = |answer: &Answer| answer.body["error"]["code"].as_str().map(str::to_string);
+    for (method, target, headers, body, status, expected) in [
+        ("GET", "/v1/trash", &[][..], "", 200, None),
+        ("DELETE", "/v1/volumes/vm%201?now=true", &[], "", 204, None),
+        ("GET", "/v1/volumes/vm7", &[], "", 404, Some("not-found")),
+        ("GET", "/v1/nothing", &[], "", 404, Some("not-found")),
+        ("PUT", "/v1/volumes", &[JSON], "{}", 405, Some("invalid")),
+        ("GET", "/v1/trash?all=1", &[], "", 400, Some("invalid")),
+        ("POST", "/v1/volumes", &[JSON], "{", 400, Some("invalid")),
+        ("POST", "/v1/volumes", &[], "{}", 415, Some("invalid")),
+        ("POST", "/v1/volumes/v/protect", &[JSON], r#"{"protected":true}"#, 503, Some("unavailable")),
+        ("POST", "/v1/volumes/v/handover", &[JSON], r#"{"to":"b"}"#, 500, Some("failed")),
+        ("POST", "/v1/nodes/first/cut", &[], "", 400, Some("invalid")),
+        ("DELETE", "/v1/volumes/v", &["Idempotency-Key: a b"], "", 400, Some("invalid")),
+    ] {
+        let answer = served.ask(method, target, headers, body);
+        assert_eq!((answer.status, code(&answer).as_deref()), (status, expected), "{method} {target}: {}", answer.body);
+        assert_eq!(answer.head.contains("retry-after: 1"), status == 503, "{}", answer.head);
+        assert_eq!(answer.head.contains("allow: get,head,post"), status == 405, "{}", answer.head);
+    }
+    let large = format!(r#"{{"name":"{}"}}"#, "x".repeat(2 << 20));
+    let answer = served.ask("POST", "/v1/volumes/v/rename", &[JSON], &large);
+    assert_eq!((answer.status, code(&answer).as_deref()), (413, Some("invalid")));
+    let first = served.fake.asked.lock().unwrap()[1].clone();
+    assert_eq!(first, Request::VolumeDelete { name: "vm 1".to_string(), force: false, now: true });
+    let described = served.ask("GET", "/v1/openapi.json", &[], "");
+    assert_eq!((described.status, &described.body["info"]["title"]), (200, &json!("Holdfast")));
+}
+
+#[test]
+fn a_change_that_is_asked_for_again_by_its_key_is_carried_out_once() {
+    let served = Served::within(PATIENT);
+    let rename = |key: &'static str, name: &str| {
+        let (socket, body) = (served.socket.clone(), json!({ "name": name }).to_string());
+        std::thread::spawn(move || {
+            let key = format!("Idempotency-Key: {key}");
+            ask(&socket, "POST", "/v1/volumes/v/rename", &[JSON, &key], &body)
+        })
+    };
+    let both = [rename("one", "web"), rename("one", "web")];
+    while served.asked() == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let other = rename("one", "db").join().unwrap();
+    assert_eq!((other.status, &other.body["error"]["code"]), (400, &json!("invalid")), "{}", other.body);
+    served.fake.may_end.store(true, Ordering::Release);
+    for answer in both {
+        assert_eq!(answer.join().unwrap().status, 409);
+    }
+    assert_eq!(rename("one", "web").join().unwrap().status, 409);
+    assert_eq!(served.asked(), 1);
+    assert_eq!(rename("two", "web").join().unwrap().status, 409);
+    assert_eq!(served.asked(), 2);
+    // It may succeed the next time, so it is tried again.
+    for _ in 0..2 {
+        let headers = [JSON, "Idempotency-Key: three"];
+        assert_eq!(served.ask("POST", "/v1/volumes/v/protect", &headers, r#"{"protected":true}"#).status, 503);
+    }
+    assert_eq!(served.asked(), 4);
+}
+
+#[test]
+fn what_takes_too_long_goes_on_and_is_had_by_its_key() {
+    let served = Served::within(Duration::from_millis(50));
+    let headers = [JSON, "Idempotency-Key: one"];
+    let late = served.ask("POST", "/v1/volumes/v/rename", &headers, r#"{"name":"web"}"#);
+    assert_eq!((late.status, &late.body["error"]["code"]), (503, &json!("unavailable")), "{}", late.body);
+    served.fake.may_end.store(true, Ordering::Release);
+    let end = loop {
+        let answer = served.ask("POST", "/v1/volumes/v/rename", &headers, r#"{"name":"web"}"#);
+        if answer.status != 503 {
+            break answer;
+        }
+    };
+    assert_eq!((end.status, served.asked()), (409, 1));
+}
