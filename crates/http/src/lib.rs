@@ -17,6 +17,7 @@ mod bodies;
 mod describe;
 mod endpoint;
 mod given;
+mod listener;
 mod problem;
 mod retries;
 mod serve;

@@ -3,6 +3,7 @@
 use crate::describe::described;
 use crate::endpoint::Endpoint;
 use crate::given::Path;
+use crate::listener::Bounded;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
@@ -26,6 +27,9 @@ use tokio::sync::{Semaphore, watch};
 pub const KEY: &str = "Idempotency-Key";
 
 const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Of a socket; others wait until one of these ends.
+const CONNECTIONS_MAX: usize = 256;
 
 /// Carries requests out.
 pub trait Ask: Send + Sync + 'static {
@@ -58,11 +62,11 @@ struct Shared {
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub Role);
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+impl Connected<IncomingStream<'_, Bounded>> for Peer {
     /// Whoever runs the host, and root, may do all; others whom the socket lets in may look.
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Peer {
+    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Peer {
         let own = std::fs::metadata("/proc/self").map(|meta| std::os::unix::fs::MetadataExt::uid(&meta)).ok();
-        let uid = stream.io().peer_cred().map(|cred| cred.uid()).ok();
+        let uid = stream.io().peer().map(|cred| cred.uid()).ok();
         Peer(if uid.is_some() && (uid == Some(0) || uid == own) { Role::Admin } else { Role::Reader })
     }
 }
@@ -281,5 +285,5 @@ async fn await_answer(mut coming: Coming, patience: Duration) -> Result<Kept, Er
 /// # Errors
 /// The socket can't be served any more.
 pub async fn serve_unix(listener: UnixListener, router: Router) -> std::io::Result<()> {
-    axum::serve(listener, router.into_make_service_with_connect_info::<Peer>()).await
+    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), router.into_make_service_with_connect_info::<Peer>()).await
 }

@@ -127,6 +127,22 @@ fn whatever_comes_is_answered_as_it_is_described() {
 }
 
 #[test]
+fn who_waits_for_a_place_is_served_when_another_goes() {
+    let served = Served::within(PATIENT);
+    let mut held: Vec<UnixStream> = (0..256).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    // All of them have a place when the last one was answered.
+    let last = held.last_mut().unwrap();
+    last.write_all(b"GET /v1/trash HTTP/1.1\r\nHost: host\r\n\r\n").unwrap();
+    last.read_exact(&mut [0; 15]).unwrap();
+    let socket = served.socket.clone();
+    let waiting = std::thread::spawn(move || ask(&socket, "GET", "/v1/trash", &[], "").status);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!((waiting.is_finished(), served.asked()), (false, 1));
+    held.pop();
+    assert_eq!((waiting.join().unwrap(), served.asked()), (200, 2));
+}
+
+#[test]
 fn a_change_that_is_asked_for_again_by_its_key_is_carried_out_once() {
     let served = Served::within(PATIENT);
     let rename = |key: &'static str, name: &str| {
