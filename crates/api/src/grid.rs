@@ -1,4 +1,4 @@
-//! How a grid does, as a machine of it tells: what commands, the HTTP interface and alarms go by.
+//! How a grid does, as a machine of it tells: what commands and drills go by.
 
 use crate::{
     ConfiguredDevice, DeviceInfo, HostState, LongTurn, NodeState, PackingInfo, TrashInfo, Unreadable, VolumeInfo,

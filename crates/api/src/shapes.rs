@@ -46,13 +46,10 @@ pub struct DriveReport {
 pub struct Tiers {
     /// Where what is written is born.
     #[schema(value_type = Option<Object>)]
-    pub first: Option<FirstTier>,
+    pub first: Option<()>,
     /// Media of what has left the first tier, or of everything where there is none.
     pub capacity: Option<MediaClass>,
 }
-
-#[derive(Serialize)]
-pub struct FirstTier {}
 
 #[cfg(test)]
 mod tests {

@@ -79,6 +79,8 @@ impl<T: DeserializeOwned + IntoParams> Query for Fields<T> {
 
 /// What a request carries.
 pub trait Body: Sized {
+    const IS_JSON: bool;
+
     fn schema(into: &mut Vec<Named>) -> Option<RefOr<Schema>>;
 
     /// # Errors
@@ -87,6 +89,8 @@ pub trait Body: Sized {
 }
 
 impl Body for Nothing {
+    const IS_JSON: bool = false;
+
     fn schema(_: &mut Vec<Named>) -> Option<RefOr<Schema>> {
         None
     }
@@ -101,6 +105,8 @@ impl Body for Nothing {
 pub struct Object<T>(pub T);
 
 impl<T: DeserializeOwned + ToSchema> Body for Object<T> {
+    const IS_JSON: bool = true;
+
     fn schema(into: &mut Vec<Named>) -> Option<RefOr<Schema>> {
         Some(reference::<T>(into))
     }

@@ -5,7 +5,7 @@
 //! query and a body, and shows a [`Response`] as a resource. Who carries requests out is behind [`Ask`].
 //!
 //! Invariants
-//! 1. Whatever comes, the answer is one of those that the description has; a body that is no JSON, too.
+//! 1. What comes to a path of the table is answered as the description has it; a body that is no JSON, too.
 //! 2. A change that is asked for twice with one idempotency key is carried out once, while the host runs ([`retries`]).
 //! 3. Every request is answered within its deadline; what is under way then goes on.
 //!

@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use axum::extract::connect_info::Connected;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::serve::IncomingStream;
@@ -65,9 +65,9 @@ pub struct Peer(pub Role);
 impl Connected<IncomingStream<'_, Bounded>> for Peer {
     /// Whoever runs the host, and root, may do all; others whom the socket lets in may look.
     fn connect_info(stream: IncomingStream<'_, Bounded>) -> Peer {
-        let own = std::fs::metadata("/proc/self").map(|meta| std::os::unix::fs::MetadataExt::uid(&meta)).ok();
-        let uid = stream.io().peer().map(|cred| cred.uid()).ok();
-        Peer(if uid.is_some() && (uid == Some(0) || uid == own) { Role::Admin } else { Role::Reader })
+        let may_do_all = |uid| uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let is_admin = stream.io().peer().is_ok_and(|peer| may_do_all(peer.uid()));
+        Peer(if is_admin { Role::Admin } else { Role::Reader })
     }
 }
 
@@ -177,21 +177,18 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
             let (sender, coming) = watch::channel(None);
             (Some(sender), coming)
         }
-        Some(key) => {
-            let fingerprint = fingerprint(&endpoint.method, &request);
-            match shared.retries.begin(given.role, key, fingerprint, Instant::now()) {
-                Found::New(sender, coming) => (Some(sender), coming),
-                Found::Known(coming) => (None, coming),
-                Found::Differs => {
-                    let why = format!("{KEY} `{key}` was that of another request; take another key for this one");
-                    return Err(Error::new(Code::Invalid, why).into());
-                }
-                Found::Full => {
-                    let why = "too many changes are under way; ask again later";
-                    return Err(Error::new(Code::Unavailable, why).into());
-                }
+        Some(key) => match shared.retries.begin(given.role, key, fingerprint(&request), Instant::now()) {
+            Found::New(sender, coming) => (Some(sender), coming),
+            Found::Known(coming) => (None, coming),
+            Found::Differs => {
+                let why = format!("{KEY} `{key}` was that of another request; take another key for this one");
+                return Err(Error::new(Code::Invalid, why).into());
             }
-        }
+            Found::Full => {
+                let why = "too many changes are under way; ask again later";
+                return Err(Error::new(Code::Unavailable, why).into());
+            }
+        },
     };
     if let Some(sender) = sender {
         begin(shared, endpoint, given.role, request, sender)?;
@@ -209,10 +206,9 @@ fn body_of(endpoint: &Endpoint, given: &Given) -> Result<Bytes, Refusal> {
         }
         Err(why) => return Err(refused(StatusCode::BAD_REQUEST, Code::Invalid, why.body_text())),
     };
-    let takes_body = (endpoint.body)(&mut Vec::new()).is_some();
     let media = given.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_json = media.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json"));
-    if takes_body && !is_json {
+    if endpoint.takes_json && !is_json {
         let why = "the body has to be JSON: send `Content-Type: application/json`";
         return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::Invalid, why));
     }
@@ -231,9 +227,8 @@ fn key_of(headers: &HeaderMap) -> Result<Option<String>, Error> {
     }
 }
 
-fn fingerprint(method: &Method, request: &Request) -> u64 {
+fn fingerprint(request: &Request) -> u64 {
     let mut hasher = DefaultHasher::new();
-    method.as_str().hash(&mut hasher);
     serde_json::to_string(request).expect("our requests always encode").hash(&mut hasher);
     hasher.finish()
 }

@@ -1,7 +1,7 @@
 //! All that can be asked for.
 
 use crate::answer::{
-    Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Trash, Volumes,
+    Answer, Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Trash, Volumes,
 };
 use crate::bodies::{
     ClassBody, ClientsBody, CloneBody, DeleteQuery, DrainBody, ExportBody, FilterBody, ForceQuery, HandoverBody,
@@ -12,6 +12,8 @@ use crate::endpoint::Endpoint;
 use crate::given::{Fields, Nothing, Object, Path};
 use axum::http::Method;
 use holdfast_api::{Error, HostStatus, QosInfo, Request, VolumeInfo};
+use serde::de::DeserializeOwned;
+use utoipa::{IntoParams, ToSchema};
 
 type Built = Result<Request, Error>;
 
@@ -25,26 +27,6 @@ fn volume(path: &Path) -> String {
     path.text("volume")
 }
 
-fn look<A: crate::answer::Answer>(
-    path: &'static str,
-    summary: &'static str,
-    build: impl Fn(&Path) -> Built + Send + Sync + 'static,
-) -> Endpoint {
-    Endpoint::new::<Nothing, Nothing, A>(Method::GET, path, summary, move |at, _, _| build(at))
-}
-
-fn post<B, A>(
-    path: &'static str,
-    summary: &'static str,
-    build: impl Fn(&Path, B) -> Built + Send + Sync + 'static,
-) -> Endpoint
-where
-    B: serde::de::DeserializeOwned + utoipa::ToSchema,
-    A: crate::answer::Answer,
-{
-    with_body::<B, A>(Method::POST, path, summary, build)
-}
-
 fn with_body<B, A>(
     method: Method,
     path: &'static str,
@@ -52,13 +34,13 @@ fn with_body<B, A>(
     build: impl Fn(&Path, B) -> Built + Send + Sync + 'static,
 ) -> Endpoint
 where
-    B: serde::de::DeserializeOwned + utoipa::ToSchema,
-    A: crate::answer::Answer,
+    B: DeserializeOwned + ToSchema,
+    A: Answer,
 {
     Endpoint::new::<Nothing, Object<B>, A>(method, path, summary, move |at, _, Object(body)| build(at, body))
 }
 
-fn act<A: crate::answer::Answer>(
+fn act<A: Answer>(
     method: Method,
     path: &'static str,
     summary: &'static str,
@@ -73,21 +55,21 @@ fn delete<Q, A>(
     build: impl Fn(&Path, Q) -> Built + Send + Sync + 'static,
 ) -> Endpoint
 where
-    Q: serde::de::DeserializeOwned + utoipa::IntoParams,
-    A: crate::answer::Answer,
+    Q: DeserializeOwned + IntoParams,
+    A: Answer,
 {
     Endpoint::new::<Fields<Q>, Nothing, A>(Method::DELETE, path, summary, move |at, Fields(query), _| build(at, query))
 }
 
 fn grid() -> Vec<Endpoint> {
     vec![
-        look::<HostStatus>("/v1/status", "The host with what it knows of the grid, from memory", |_| {
+        act::<HostStatus>(Method::GET, "/v1/status", "The host with what it knows of the grid, from memory", |_| {
             Ok(Request::Status)
         }),
-        look::<Tasks>("/v1/tasks", "What all hosts do in the background", |_| Ok(Request::Tasks)),
-        look::<Space>("/v1/space", "What open volumes hold, at all hosts", |_| Ok(Request::GridSpace)),
-        look::<QosInfo>("/v1/qos", "Which floors are promised, and of what", |_| Ok(Request::Qos)),
-        look::<Machines>("/v1/machines", "Machines of the grid", |_| Ok(Request::Machines)),
+        act::<Tasks>(Method::GET, "/v1/tasks", "What all hosts do in the background", |_| Ok(Request::Tasks)),
+        act::<Space>(Method::GET, "/v1/space", "What open volumes hold, at all hosts", |_| Ok(Request::GridSpace)),
+        act::<QosInfo>(Method::GET, "/v1/qos", "Which floors are promised, and of what", |_| Ok(Request::Qos)),
+        act::<Machines>(Method::GET, "/v1/machines", "Machines of the grid", |_| Ok(Request::Machines)),
         delete::<RemoveQuery, Leaving>(
             "/v1/machines/{machine}",
             "Has a machine leave the grid for good; ask again until it waits for nothing",
@@ -100,9 +82,11 @@ fn grid() -> Vec<Endpoint> {
 
 fn volumes() -> Vec<Endpoint> {
     vec![
-        look::<Volumes>("/v1/volumes", "All volumes of the grid", |_| Ok(Request::VolumeList)),
-        post::<VolumeCreateBody, Created<VolumeInfo>>("/v1/volumes", "Makes a volume", |_, body| body.request()),
-        look::<VolumeInfo>("/v1/volumes/{volume}", "One volume, with its counters", |at| {
+        act::<Volumes>(Method::GET, "/v1/volumes", "All volumes of the grid", |_| Ok(Request::VolumeList)),
+        with_body::<VolumeCreateBody, Created<VolumeInfo>>(Method::POST, "/v1/volumes", "Makes a volume", |_, body| {
+            body.request()
+        }),
+        act::<VolumeInfo>(Method::GET, "/v1/volumes/{volume}", "One volume, with its counters", |at| {
             Ok(Request::VolumeLive { name: volume(at) })
         }),
         with_body::<VolumeSetBody, VolumeInfo>(
@@ -116,41 +100,54 @@ fn volumes() -> Vec<Endpoint> {
             "Deletes a volume: it goes into the trash for a day",
             |at, DeleteQuery { force, now }| Ok(Request::VolumeDelete { name: volume(at), force, now }),
         ),
-        look::<Explained>("/v1/volumes/{volume}/parts", "What a volume consists of, down to devices", |at| {
-            Ok(Request::VolumeExplain { name: volume(at) })
-        }),
-        look::<Slow>("/v1/volumes/{volume}/slow", "Where the time of a volume's requests goes", |at| {
+        act::<Explained>(
+            Method::GET,
+            "/v1/volumes/{volume}/parts",
+            "What a volume consists of, down to devices",
+            |at| Ok(Request::VolumeExplain { name: volume(at) }),
+        ),
+        act::<Slow>(Method::GET, "/v1/volumes/{volume}/slow", "Where the time of a volume's requests goes", |at| {
             Ok(Request::VolumeSlow { name: volume(at) })
         }),
-        post::<ResizeBody, VolumeInfo>(
+        with_body::<ResizeBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/resize",
             "Changes a volume's size",
             |at, ResizeBody { size_bytes, shrink, force }| {
                 Ok(Request::VolumeResize { name: volume(at), size_bytes, shrink, force })
             },
         ),
-        post::<RenameBody, VolumeInfo>("/v1/volumes/{volume}/rename", "Gives a volume another name", |at, body| {
-            Ok(Request::VolumeRename { name: volume(at), new: body.name })
-        }),
-        post::<ProtectBody, VolumeInfo>(
+        with_body::<RenameBody, VolumeInfo>(
+            Method::POST,
+            "/v1/volumes/{volume}/rename",
+            "Gives a volume another name",
+            |at, body| Ok(Request::VolumeRename { name: volume(at), new: body.name }),
+        ),
+        with_body::<ProtectBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/protect",
             "Has a volume deleted by nobody, until that is taken back",
             |at, body| Ok(Request::VolumeProtect { name: volume(at), protected: body.protected }),
         ),
-        post::<RekeyBody, VolumeInfo>(
+        with_body::<RekeyBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/rekey",
             "Wraps the key of an encrypted volume anew",
             |at, body| body.request(volume(at)),
         ),
-        post::<SharingCreateBody, Created<VolumeInfo>>("/v1/sharing", "Makes a sharing domain", |_, body| {
-            body.request()
-        }),
+        with_body::<SharingCreateBody, Created<VolumeInfo>>(
+            Method::POST,
+            "/v1/sharing",
+            "Makes a sharing domain",
+            |_, body| body.request(),
+        ),
     ]
 }
 
 fn service() -> Vec<Endpoint> {
     vec![
-        post::<ExportBody, VolumeInfo>(
+        with_body::<ExportBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/export",
             "Offers a volume to clients, now and after every start",
             |at, body| body.request(volume(at)),
@@ -160,14 +157,18 @@ fn service() -> Vec<Endpoint> {
             "Takes a volume out of service; its data stays",
             |at, ForceQuery { force }| Ok(Request::VolumeUnexport { name: volume(at), force }),
         ),
-        post::<HandoverBody, VolumeInfo>(
+        with_body::<HandoverBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/handover",
             "Has another host serve a volume, while clients use it",
             |at, body| Ok(Request::VolumeHandover { name: volume(at), to: body.to }),
         ),
-        post::<ClientsBody, VolumeInfo>("/v1/volumes/{volume}/clients", "Says whom a volume is for", |at, body| {
-            body.request(volume(at))
-        }),
+        with_body::<ClientsBody, VolumeInfo>(
+            Method::POST,
+            "/v1/volumes/{volume}/clients",
+            "Says whom a volume is for",
+            |at, body| body.request(volume(at)),
+        ),
         with_body::<ScheduleBody, Done>(
             Method::PUT,
             "/v1/volumes/{volume}/schedule",
@@ -177,7 +178,8 @@ fn service() -> Vec<Endpoint> {
         act::<Done>(Method::DELETE, "/v1/volumes/{volume}/schedule", "No snapshots by schedule any more", |at| {
             Ok(Request::VolumeSchedule { name: volume(at), schedule: None })
         }),
-        post::<FilterBody, VolumeInfo>(
+        with_body::<FilterBody, VolumeInfo>(
+            Method::POST,
             "/v1/volumes/{volume}/filters",
             "Puts a filter before a volume in service",
             |at, body| Ok(Request::VolumeFilterAdd { name: volume(at), spec: body.spec }),
@@ -194,10 +196,11 @@ fn service() -> Vec<Endpoint> {
 fn snapshots() -> Vec<Endpoint> {
     let one = |at: &Path| (volume(at), at.text("snapshot"));
     vec![
-        look::<Snapshots>("/v1/volumes/{volume}/snapshots", "Snapshots of a volume in service", |at| {
+        act::<Snapshots>(Method::GET, "/v1/volumes/{volume}/snapshots", "Snapshots of a volume in service", |at| {
             Ok(Request::VolumeLive { name: volume(at) })
         }),
-        post::<SnapshotBody, Created<VolumeInfo>>(
+        with_body::<SnapshotBody, Created<VolumeInfo>>(
+            Method::POST,
             "/v1/volumes/{volume}/snapshots",
             "Takes a snapshot",
             |at, SnapshotBody { name }| Ok(Request::SnapshotCreate { volume: volume(at), name }),
@@ -215,7 +218,8 @@ fn snapshots() -> Vec<Endpoint> {
                 Ok(Request::SnapshotRollback { volume, name })
             },
         ),
-        post::<CloneBody, Created<VolumeInfo>>(
+        with_body::<CloneBody, Created<VolumeInfo>>(
+            Method::POST,
             "/v1/volumes/{volume}/snapshots/{snapshot}/clone",
             "Makes a writable clone of a snapshot",
             move |at, body| {
@@ -223,7 +227,8 @@ fn snapshots() -> Vec<Endpoint> {
                 Ok(body.request(&volume, &snapshot))
             },
         ),
-        post::<SnapshotGroupBody, Created<Volumes>>(
+        with_body::<SnapshotGroupBody, Created<Volumes>>(
+            Method::POST,
             "/v1/snapshot-groups",
             "Takes consistent snapshots of several volumes, of all or of none",
             |_, SnapshotGroupBody { volumes, name }| Ok(Request::SnapshotGroup { volumes, name }),
@@ -233,23 +238,27 @@ fn snapshots() -> Vec<Endpoint> {
 
 fn trash() -> Vec<Endpoint> {
     vec![
-        look::<Trash>("/v1/trash", "What was deleted and can be had back", |_| Ok(Request::TrashList)),
+        act::<Trash>(Method::GET, "/v1/trash", "What was deleted and can be had back", |_| Ok(Request::TrashList)),
         act::<Names>(Method::DELETE, "/v1/trash", "Returns the space of all that was deleted", |_| {
             Ok(Request::TrashEmpty { volume: None })
         }),
         act::<Names>(Method::DELETE, "/v1/trash/{volume}", "Returns the space of one, by its name or id", |at| {
             Ok(Request::TrashEmpty { volume: Some(volume(at)) })
         }),
-        post::<RestoreBody, VolumeInfo>("/v1/trash/{volume}/restore", "Has a deleted volume back", |at, body| {
-            Ok(Request::TrashRestore { volume: volume(at), name: body.name })
-        }),
+        with_body::<RestoreBody, VolumeInfo>(
+            Method::POST,
+            "/v1/trash/{volume}/restore",
+            "Has a deleted volume back",
+            |at, body| Ok(Request::TrashRestore { volume: volume(at), name: body.name }),
+        ),
     ]
 }
 
 fn devices() -> Vec<Endpoint> {
     vec![
-        look::<Nodes>("/v1/nodes", "Nodes, with their devices", |_| Ok(Request::Status)),
-        post::<DrainBody, Done>(
+        act::<Nodes>(Method::GET, "/v1/nodes", "Nodes, with their devices", |_| Ok(Request::Status)),
+        with_body::<DrainBody, Done>(
+            Method::POST,
             "/v1/devices/{device}/drain",
             "Empties a device, or lets it take data again",
             |at, DrainBody { cancel, force }| Ok(Request::Drain { devices: vec![at.text("device")], cancel, force }),

@@ -115,8 +115,8 @@ impl<'a> Topology<'a> {
             || rule != best && self.domains_for(best) > failures.into()
     }
 
-    /// Whether a ledger chosen now would have legs in more domains than these. An entry may be on those alone that it has
-    /// no more: with one leg lost, and then another, nobody could tell whether the rest have all that was acknowledged.
+    /// Whether a ledger chosen now would have legs in more domains than these. Of the others one is lost, perhaps: if the
+    /// next goes, too, nobody can tell whether the rest have all that was acknowledged.
     pub(crate) fn is_ledger_short<'l>(self, legs: impl Iterator<Item = &'l Leg>) -> bool {
         let wanted = (2 * usize::from(self.root().layout.failures()) + 1).min(LEGS_MAX);
         let mut domains: Vec<NodeId> = legs.map(|leg| leg.node).collect();
