@@ -255,6 +255,8 @@ pub(crate) enum Read {
 pub(crate) struct Cleaned {
     /// These have left the first tier.
     pub(crate) rotated: Option<Vec<SegmentNo>>,
+    /// It was to make blocks smaller, and did.
+    pub(crate) is_smaller: bool,
     /// Another pass follows at once.
     pub(crate) goes_on: bool,
 }
@@ -1040,6 +1042,7 @@ impl Cleaner {
         around.wants.fold |= !around.map.knows_all_shadowed();
         Cleaned {
             rotated: (pass.aim == Aim::Rotation).then(|| pass.victims.iter().map(|v| v.no).collect()),
+            is_smaller: matches!(pass.aim, Aim::Packing(_)),
             // The next is not put off to the next tick.
             goes_on: pass.aim != Aim::Room || self.recodes.is_some() && !self.found.is_empty(),
         }

@@ -3,7 +3,8 @@
 //!
 //! States: walking over the table, so many segments at a time -> resting for a while. What the codec was tried on since
 //! the volume was opened is passed over: what can't be made smaller is read once. A pass for which there was no room, or
-//! to which nobody came, ends the walk; so does a volume that is packed no more.
+//! to which nobody came, ends the walk; so does a volume that is packed no more. After passes that made nothing smaller
+//! the next waits while guests are at work, each time twice as long: what they write now is likely to be of that kind.
 
 use super::Around;
 use super::cleaner::{Cleaner, VICTIMS_MAX};
@@ -17,7 +18,14 @@ use holdfast_format::record::SegmentNo;
 pub(crate) struct Repacker {
     next: SegmentNo,
     rests_until: Instant,
+    /// Passes on end that made nothing smaller, and until when the next waits for guests.
+    in_vain: u32,
+    yields_until: Instant,
 }
+
+/// The first such wait, in parts of `repack_every`; it doubles so often.
+const FIRST_WAIT: u32 = 8;
+const DOUBLINGS_MAX: u32 = 6;
 
 impl Repacker {
     pub(crate) fn is_at_rest(&self) -> bool {
@@ -26,12 +34,26 @@ impl Repacker {
 
     /// Between two walks, and after a pass that nobody came to, or for which there was no room.
     pub(crate) fn rest(&mut self, basis: &Basis) {
-        *self = Repacker { next: SegmentNo::default(), rests_until: basis.now + basis.config.repack_every };
+        (self.next, self.rests_until) = (SegmentNo::default(), basis.now + basis.config.repack_every);
+    }
+
+    /// A pass made blocks smaller, or did not.
+    pub(crate) fn on_passed(&mut self, basis: &Basis, is_smaller: bool) {
+        if is_smaller {
+            (self.in_vain, self.yields_until) = (0, Instant::default());
+            return;
+        }
+        let wait = basis.config.repack_every / FIRST_WAIT * (1 << self.in_vain);
+        (self.in_vain, self.yields_until) = ((self.in_vain + 1).min(DOUBLINGS_MAX), basis.now + wait);
     }
 
     /// Nothing is packed any more: a walk that is under way ends.
     pub(crate) fn stop(&mut self) {
         self.next = SegmentNo::default();
+    }
+
+    fn is_due(&self, now: Instant, guests_are_away: bool) -> bool {
+        now >= self.rests_until && (guests_are_away || now >= self.yields_until)
     }
 
     /// The next segments whose blocks make up one that is not packed, if there are some; of old ones, while guests come
@@ -44,7 +66,7 @@ impl Repacker {
         guests_are_away: bool,
     ) -> Vec<SegmentNo> {
         let mut found = Vec::new();
-        if around.basis.now < self.rests_until {
+        if !self.is_due(around.basis.now, guests_are_away) {
             return found;
         }
         let mut room = u64::from(around.basis.config.segment_payload_bytes) / BLOCK_BYTES as u64;
@@ -83,4 +105,34 @@ fn is_worth_a_try(around: &Around<'_>, cleaner: &Cleaner, (no, info): (SegmentNo
         && !cleaner.is_unreadable(no)
         && !cleaner.is_emptied(no)
         && !topology.is_in_first_tier(&info.geometry, &info.homes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn while_guests_work_passes_in_vain_come_ever_more_rarely() {
+        let mut basis = crate::basis::tests::basis("mirror:2");
+        let mut repacker = Repacker::default();
+        assert!(repacker.is_due(basis.now, false));
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            repacker.on_passed(&basis, false);
+            assert!(repacker.is_due(basis.now, true), "nobody is there whom it could hold up");
+            let from = basis.now;
+            while !repacker.is_due(basis.now, false) {
+                basis.now = basis.now + Duration::from_millis(250);
+            }
+            waits.push(basis.now.since(from).as_millis());
+        }
+        assert_eq!(waits, [1250, 2500, 5000, 10_000, 20_000, 40_000, 80_000, 80_000, 80_000]);
+        repacker.on_passed(&basis, true);
+        assert!(repacker.is_due(basis.now, false), "that one was not in vain");
+        repacker.on_passed(&basis, false);
+        assert!(!repacker.is_due(basis.now, false));
+        basis.now = basis.now + Duration::from_millis(1250);
+        assert!(repacker.is_due(basis.now, false), "it begins anew");
+    }
 }

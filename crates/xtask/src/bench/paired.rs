@@ -16,6 +16,12 @@ pub struct Job {
 
 pub const READ_8K: Job = Job { name: "8k random read, 16 deep", arguments: fio::RANDOM_READ_8K, is_bulk: false };
 
+pub const READ_8K_ALONE: Job = Job {
+    name: "8k random read, one at a time",
+    arguments: &["--rw=randread", "--bs=8k", "--iodepth=1"],
+    is_bulk: false,
+};
+
 /// 40 % writes.
 pub const OLTP_8K: Job = Job { name: "oltp-8k, 16 deep", arguments: fio::OLTP_8K, is_bulk: false };
 
@@ -128,7 +134,7 @@ pub fn measure(target: &Target, size_mib: u64, job: &[&str], seconds: Option<u64
     })
 }
 
-/// Runs each job on all targets in turns, and prints a table for each; the first target is what others are compared with. What a
+/// Runs each job on all targets in turns, another one first in each round, and prints a table for each; the first target is what others are compared with. What a
 /// grid has left to do in the background is waited for if `settles`, so that the next target does not bear it.
 pub fn compare(targets: &[Target], jobs: &[Job], run: &Run, size_mib: u64, settles: bool) -> Result<()> {
     if settles {
@@ -137,9 +143,11 @@ pub fn compare(targets: &[Target], jobs: &[Job], run: &Run, size_mib: u64, settl
     println!("{} s a job, median of {} rounds, {size_mib} MiB each\n", run.seconds, run.rounds);
     for job in jobs {
         let mut results = vec![Vec::new(); targets.len()];
-        for _ in 0..run.rounds {
-            for (target, into) in targets.iter().zip(&mut results) {
-                into.push(measure(target, size_mib, job.arguments, Some(run.seconds))?);
+        for round in 0..run.rounds {
+            for place in 0..targets.len() {
+                let at = (round + place) % targets.len();
+                let target = &targets[at];
+                results[at].push(measure(target, size_mib, job.arguments, Some(run.seconds))?);
                 if let Some(grid) = target.grid.filter(|_| settles) {
                     grid.settle()?;
                 }

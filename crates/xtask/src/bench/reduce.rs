@@ -2,7 +2,7 @@
 //! differ in that alone.
 
 use super::grid::{Grid, Shape, USUAL};
-use super::paired::{OLTP_8K, READ_8K, READ_64K, Run, Target, WRITE_1M, compare, fill};
+use super::paired::{OLTP_8K, READ_8K, READ_8K_ALONE, READ_64K, Run, Target, WRITE_1M, compare, fill};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -40,7 +40,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         }
         targets.iter().try_for_each(|target| fill(target, VOLUME_MIB))?;
         println!("## Blocks {data}\n");
-        compare(&targets, &[OLTP_8K, READ_8K, READ_64K, WRITE_1M], &run, VOLUME_MIB, true)?;
+        compare(&targets, &[OLTP_8K, READ_8K, READ_8K_ALONE, READ_64K, WRITE_1M], &run, VOLUME_MIB, true)?;
         WAYS.iter().try_for_each(|way| grid.run(&["volume", "delete", way, "--now"]).map(drop))?;
     }
     Ok(())

@@ -34,6 +34,7 @@ const PARTS: &[(&str, &str, Measure)] = &[
     ("map", "Map of a large thin volume", map::measure),
     ("recovery", "Recovery of a host", recovery::measure),
     ("overwrite", "Overwriting a full grid", overwrite::measure),
+    ("packed", "Overwriting a full grid of packed blocks", overwrite::measure_packed),
     ("skewed", "Overwriting a full grid, four of five writes in a fifth of it", overwrite::measure_skewed),
     ("full", "A pool filled up and emptied, five times", full::measure),
 ];

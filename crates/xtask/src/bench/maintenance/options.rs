@@ -8,15 +8,15 @@ use std::path::PathBuf;
 const OLDER_FULL: &str = "brim";
 
 const USAGE: &str =
-    "usage: ./x bench --maintenance [--only snapshots|rebuild|map|recovery|overwrite|skewed|full]... [--json] [--dir DIR] [--binary FILE]
+    "usage: ./x bench --maintenance [--only snapshots|rebuild|map|recovery|overwrite|packed|skewed|full]... [--json] [--dir DIR] [--binary FILE]
   [--seconds N] [--rounds N]                      of each job that is compared with another
   [--device-gib N]                                each of the grid's eight devices has at least that much
   snapshots: [--small-gib N] [--large-gib N] [--repeats N] [--load-seconds N] [--generations N]
   rebuild:   [--rebuild-gib N] [--grace-seconds N] [--rebuild-seconds-max N]
   map:       [--map-gib N]
-  overwrite, skewed: [--overwrite-device-gib N] [--overwrite-seconds N]   each of four devices; the last two thirds count
+  overwrite, packed, skewed: [--overwrite-device-gib N] [--overwrite-seconds N]   each of four devices; the last two thirds count
   recovery:  [--recovery-gib N] [--log-seconds-max N] [--log-block-kib N]
-  recovery, overwrite, skewed: [--writeback-gib N]                the host's write-back budget, which bounds the log
+  recovery, overwrite, packed, skewed: [--writeback-gib N]                the host's write-back budget, which bounds the log
 sizes may be fractions; without --binary the release build of this tree is made and used";
 
 pub struct Options {

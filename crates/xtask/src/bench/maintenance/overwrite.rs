@@ -2,6 +2,7 @@
 //! sequential reads lose.
 
 use super::{LAYOUT, Setup, say, writable_mib};
+use crate::bench::fio;
 use crate::bench::grid::{Grid, Shape};
 use crate::bench::latency::SECOND_MS;
 use crate::bench::load::Load;
@@ -20,17 +21,49 @@ const OVERWRITE: &[&str] = &["--rw=randwrite", "--bs=4k", "--iodepth=16"];
 /// Of five writes four go to the first fifth of the volume.
 const SKEW: &str = "--random_distribution=zoned:80/20:20/80";
 
-/// With an empty volume that takes 80 % of what can be written there.
+/// Half of each block is zeroes, so lz4 makes a little more than half of it.
+const HALF: [&str; 2] = ["--buffer_compress_percentage=50", "--refill_buffers=1"];
+const HALVED: f64 = 1.9;
+/// Bulk writes lie as they are until they are packed.
+const FILLED_AT_ONCE: u64 = 8;
+
+/// With a volume that takes 80 % of what can be written there, once it is full.
 fn make(setup: &Setup, name: &str) -> Result<(Grid, u64)> {
+    let grid = make_empty(setup, name)?;
+    let size_mib = (writable_mib(&grid)? * TAKEN) as u64;
+    grid.create_volume("v", size_mib, LAYOUT)?;
+    Ok((grid, size_mib))
+}
+
+fn make_empty(setup: &Setup, name: &str) -> Result<Grid> {
     let shape = Shape { nodes: 4, devices: 1, device_mib: setup.options.overwrite_device_mib };
     say(&format!("{name}: making a grid of 4 nodes with a device of {} MiB each", shape.device_mib));
     let grid = Grid::make(&setup.binary, setup.dir.path().join(name), shape, &[])?;
     if let Some(mib) = setup.options.writeback_mib {
         grid.set_host_setting("memory.writeback", &format!("{mib} MiB"))?;
     }
-    let size_mib = (writable_mib(&grid)? * TAKEN) as u64;
-    grid.create_volume("v", size_mib, LAYOUT)?;
-    Ok((grid, size_mib))
+    Ok(grid)
+}
+
+/// Write amplification where all blocks are packed.
+pub fn measure_packed(setup: &Setup, report: &mut Report) -> Result<()> {
+    let grid = make_empty(setup, "packed")?;
+    let part_mib = (writable_mib(&grid)? * TAKEN * HALVED) as u64 / FILLED_AT_ONCE;
+    let size_mib = part_mib * FILLED_AT_ONCE;
+    let size = format!("{size_mib}MiB");
+    grid.run(&["volume", "create", "v", "--size", &size, "--layout", LAYOUT, "--compress", "lz4"])?;
+    let target = Target::volume("the volume", &grid, "v");
+    for part in 0..FILLED_AT_ONCE {
+        say(&format!("writing part {} of {FILLED_AT_ONCE}", part + 1));
+        let offset = format!("--offset={}m", part * part_mib);
+        let job: Vec<&str> = fio::FILL.iter().copied().chain(HALF).chain([offset.as_str()]).collect();
+        run_job(&target, part_mib, &job, None)?;
+        grid.settle()?;
+    }
+    let taken_part = 1.0 - writable_mib(&grid)? / (part_mib as f64 * FILLED_AT_ONCE as f64 / HALVED / TAKEN);
+    report.told("of what could be written is taken", taken_part, "");
+    let job: Vec<&str> = OVERWRITE.iter().copied().chain(HALF).collect();
+    overwrite(&grid, size_mib, setup.options.overwrite_seconds, (&job, MOST_WRITTEN), report).map(drop)
 }
 
 /// Write amplification alone: what is written often has to be kept apart from what is not.
