@@ -167,6 +167,15 @@ pub struct Finding {
     pub next: Option<String>,
 }
 
+/// A grid, and what is not well there.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct Health {
+    #[serde(flatten)]
+    pub status: GridStatus,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let severity = match self.severity {

@@ -18,6 +18,7 @@ mod logger;
 mod nbd_client;
 mod nbd_uri;
 mod node;
+mod overview;
 mod protocol;
 mod resources;
 

@@ -3,6 +3,7 @@
 mod support;
 
 use holdfast_base::GridId;
+use holdfast_lab::process::{Signal, signal};
 use holdfast_runtime::pki::{Authority, Role};
 use rustls::crypto::ring;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -470,4 +471,103 @@ fn readers_look_and_change_nothing() {
         .output()
         .expect("it runs");
     assert!(!touched.status.success(), "{}", text(&touched.stdout));
+}
+
+/// As curl has it: the status, and the body.
+fn by_https(port: u16, dir: &Path, method: &str, target: &str, more: &[&str]) -> (String, String) {
+    let mut command = Command::new(needs("curl"));
+    command.args(["-sS", "--max-time", "60", "-X", method, "-w", "\n%{http_code}", "--cacert"]);
+    command.arg(dir.join("ca-cert.pem")).args(more).arg(format!("https://127.0.0.1:{port}{target}"));
+    let output = command.output().expect("it runs");
+    let said = text(&output.stdout);
+    let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
+    (status.to_string(), body.to_string() + &text(&output.stderr))
+}
+
+#[test]
+fn over_the_network_operators_and_readers_are_known_by_certificates_and_tokens() {
+    let grid = Grid::new(8);
+    grid.up("--nodes 2 --devices 1 --tls on");
+    let port: u16 = grid.port.parse::<u16>().expect("a port") + 3;
+    let tls = grid.path("api-tls");
+    let file = format!("[api]\ntcp = \"127.0.0.1:{port}\"\n");
+    fs::write(grid.path("holdfast.toml"), &file).expect("written");
+    let refused = grid.fails("config check");
+    assert!(refused.contains("api.tls_dir is not") && refused.contains("grid tls server"), "{refused}");
+    grid.ok(&format!("grid tls server 127.0.0.1 --out {}", tls.display()));
+    fs::write(grid.path("holdfast.toml"), format!("{file}tls_dir = \"{}\"\n", tls.display())).expect("written");
+    grid.ok("config check");
+    grid.ok("grid down --host");
+    grid.ok("grid up");
+    grid.ok("grid tls operator ann");
+    let ann = grid.path("tls/operators/ann");
+    let [certificate, key] = ["client-cert.pem", "client-key.pem"].map(|name| ann.join(name).display().to_string());
+    let as_ann = ["--cert", certificate.as_str(), "--key", key.as_str()];
+    let ask = |method: &str, target: &str, more: &[&str]| by_https(port, &ann, method, target, more);
+    until("the port is served", || ask("GET", "/v1/health", &as_ann).0 == "200");
+    let (_, health) = ask("GET", "/v1/health", &as_ann);
+    let health: serde_json::Value = serde_json::from_str(&health).expect("JSON");
+    assert_eq!((health["findings"].clone(), health["host"]["state"].clone()), (json!([]), json!("up")));
+    // Nobody is answered who shows nothing, or something of somebody else's.
+    let (status, why) = ask("GET", "/v1/volumes", &[]);
+    assert!(status == "401" && why.contains("grid tls operator"), "{status}: {why}");
+    grid.ok("grid tls client vm7");
+    let vm7 = grid.path("tls/clients/vm7");
+    let [vm7_certificate, vm7_key] = ["client-cert.pem", "client-key.pem"].map(|n| vm7.join(n).display().to_string());
+    let (status, why) = ask("GET", "/v1/volumes", &["--cert", &vm7_certificate, "--key", &vm7_key]);
+    assert!(status == "401" && why.contains("client vm7 has no access here"), "{status}: {why}");
+    for token in ["x", "holdfast-token.a.b"] {
+        let (status, why) = ask("GET", "/v1/volumes", &["-H", &format!("Authorization: Bearer {token}")]);
+        assert!(status == "401" && why.contains("the token is not taken"), "{status}: {why}");
+    }
+    // Readers look.
+    let token = grid.ok("grid tls operator prometheus --reader --token --valid 1h");
+    let bearer = format!("Authorization: Bearer {}", token.trim());
+    let as_reader = ["-H", bearer.as_str()];
+    let make =
+        ["-H", "Content-Type: application/json", "-d", r#"{"name":"v1","size_bytes":16777216,"layout":"mirror:2"}"#];
+    assert_eq!(ask("GET", "/v1/volumes", &as_reader).0, "200");
+    assert_eq!(ask("POST", "/v1/volumes", &[&as_reader[..], &make[..]].concat()).0, "403");
+    let (status, why) = ask("POST", "/v1/volumes", &[&as_ann[..], &make[..]].concat());
+    assert_eq!(status, "201", "{why}");
+    // A page of another site has a browser ask with the user's certificate.
+    let foreign = [&as_ann[..], &["-H", "Origin: https://elsewhere.example"]].concat();
+    assert_eq!(ask("DELETE", "/v1/volumes/v1", &foreign).0, "403");
+    assert_eq!(grid.json("volume list").as_array().expect("a list").len(), 1);
+    // What is revoked counts for nothing from then on, what is given later does.
+    grid.ok("grid tls revoke operator/ann");
+    let (status, why) = ask("GET", "/v1/volumes", &as_ann);
+    assert!(status == "401" && why.contains("revoked"), "{status}: {why}");
+    grid.ok("grid tls revoke reader/prometheus");
+    assert_eq!(ask("GET", "/v1/volumes", &as_reader).0, "401");
+    grid.ok("grid tls operator ann");
+    assert_eq!(ask("GET", "/v1/volumes", &as_ann).0, "200");
+}
+
+#[test]
+fn who_listens_is_told_what_is_not_well_as_it_comes_and_goes() {
+    let grid = Grid::new(9);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    let mut listener = UnixStream::connect(grid.path("api.sock")).expect("it listens");
+    listener.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    listener.write_all(b"GET /v1/events HTTP/1.1\r\nHost: host\r\n\r\n").expect("sent");
+    let mut heard = String::new();
+    let mut until_heard = |what: &str| {
+        let mut part = [0; 4096];
+        while !heard.contains(what) {
+            let len = listener.read(&mut part).expect("it goes on");
+            assert!(len > 0, "it ended: {heard}");
+            heard += &text(&part[..len]);
+        }
+        heard.split_off(heard.find(what).expect("just seen") + what.len())
+    };
+    let rest = until_heard("event: findings\ndata: ");
+    assert!(rest.starts_with("[]"), "all is well: {rest}");
+    let node = grid.pid("node2").expect("it runs");
+    signal(node, Signal::KILL).expect("it runs");
+    let rest = until_heard("event: raised\ndata: {");
+    assert!(rest.contains("node 2"), "{rest}");
+    grid.ok("grid up");
+    until_heard("event: cleared\ndata: {");
 }

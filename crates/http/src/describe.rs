@@ -5,6 +5,7 @@ use crate::given::{Named, reference};
 use crate::problem::Problem;
 use crate::table;
 use axum::http::Method;
+use holdfast_api::{Finding, Health};
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, ParameterBuilder, ParameterIn};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::{
@@ -14,14 +15,20 @@ use utoipa::openapi::{
 
 const JSON: &str = "application/json";
 
+/// The grid as a whole; no request of the table.
+pub const HEALTH: &str = "/v1/health";
+pub const EVENTS: &str = "/v1/events";
+
 const ABOUT: &str = "Resources of a Holdfast grid, as a host has them. Errors have a code that programs go by; it stays \
     when texts change. Changes take the header Idempotency-Key: with the same key the same request is carried out once.";
 
 /// Of any request, beside what it answers when all is well.
-const PROBLEMS: [(&str, &str); 10] = [
+const PROBLEMS: [(&str, &str); 12] = [
     ("400", "what was asked for makes no sense"),
+    ("401", "over the network: neither a certificate nor a token that is good was shown"),
     ("403", "who asks may not do that"),
     ("404", "there is no such thing"),
+    ("408", "the body did not come within its time"),
     ("409", "something hangs on it, or it is in another state: the code and the text say which"),
     ("413", "the body is too large"),
     ("415", "the body is no JSON"),
@@ -42,6 +49,9 @@ fn describe() -> OpenApi {
     for endpoint in table::all() {
         let operation = operation(&endpoint, &mut schemas);
         paths = paths.path(endpoint.path, PathItem::new(method(&endpoint.method), operation));
+    }
+    for (path, operation) in wholes(&mut schemas) {
+        paths = paths.path(path, PathItem::new(HttpMethod::Get, operation));
     }
     let problem = reference::<Problem>(&mut schemas);
     schemas.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -86,6 +96,34 @@ fn json(schema: RefOr<Schema>) -> utoipa::openapi::Content {
     ContentBuilder::new().schema(Some(schema)).build()
 }
 
+/// What is told of the grid as a whole.
+fn wholes(schemas: &mut Vec<Named>) -> [(&'static str, Operation); 2] {
+    let health = json(reference::<Health>(schemas));
+    let finding = reference::<Finding>(schemas);
+    let of = |id: &str, summary: &str, about: &str, (media, content)| {
+        let answer = ResponseBuilder::new().description(about).content(media, content).build();
+        let operation = OperationBuilder::new().operation_id(Some(id)).summary(Some(summary)).tag("health");
+        with_problems(operation.response("200", answer)).build()
+    };
+    let about = "Server-sent events. `findings`: all that is not well, once, as an array; then `raised` and `cleared`, \
+                 one finding each";
+    let text = ContentBuilder::new().schema(Some(finding)).build();
+    [
+        (
+            HEALTH,
+            of("get_health", "The grid as `holdfast status` has it, and what is not well", "it is so", (JSON, health)),
+        ),
+        (EVENTS, of("get_events", "What is not well, as it comes and goes", about, ("text/event-stream", text))),
+    ]
+}
+
+fn with_problems(operation: OperationBuilder) -> OperationBuilder {
+    let with = |operation: OperationBuilder, (status, _): (&str, &str)| {
+        operation.response(status, Ref::from_response_name(refusal_of(status)))
+    };
+    PROBLEMS.into_iter().fold(operation, with)
+}
+
 fn operation(endpoint: &Endpoint, schemas: &mut Vec<Named>) -> Operation {
     let text = || ObjectBuilder::new().schema_type(Type::String);
     let mut operation =
@@ -111,11 +149,7 @@ fn operation(endpoint: &Endpoint, schemas: &mut Vec<Named>) -> Operation {
     if let Some(schema) = (endpoint.answer)(schemas) {
         answer = answer.content(JSON, json(schema));
     }
-    operation = operation.response(endpoint.status.as_str(), answer.build());
-    for (status, _) in PROBLEMS {
-        operation = operation.response(status, Ref::from_response_name(refusal_of(status)));
-    }
-    operation.build()
+    with_problems(operation.response(endpoint.status.as_str(), answer.build())).build()
 }
 
 #[cfg(test)]

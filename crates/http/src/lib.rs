@@ -8,6 +8,7 @@
 //! 1. What comes to a path of the table is answered as the description has it; a body that is no JSON, too.
 //! 2. A change that is asked for twice with one idempotency key is carried out once, while the host runs ([`retries`]).
 //! 3. Every request is answered within its deadline; what is under way then goes on.
+//! 4. Over the network each request is judged by a certificate or a token that is good then ([`door`]).
 //!
 //! [`Request`]: holdfast_api::Request
 //! [`Response`]: holdfast_api::Response
@@ -15,7 +16,9 @@
 mod answer;
 mod bodies;
 mod describe;
+mod door;
 mod endpoint;
+mod events;
 mod given;
 mod listener;
 mod problem;
@@ -23,5 +26,7 @@ mod retries;
 mod serve;
 pub mod table;
 
+pub use axum::Router;
 pub use describe::described;
-pub use serve::{Ask, Config, router, serve_unix};
+pub use listener::{listen, serve_tls, serve_unix};
+pub use serve::{Ask, Config, Shown, router};

@@ -1,82 +1,111 @@
-//! A socket that takes so many connections at a time: others wait in the kernel, and the host keeps its open files.
+//! Connections: so many at a time, each with who is at its other end; others wait in the kernel, and the host keeps its
+//! open files. HTTP/1.1 alone.
 
-use axum::serve::Listener;
-use std::io::{IoSlice, Result};
-use std::pin::Pin;
+use crate::door::Peer;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::io::Result;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::unix::{SocketAddr, UCred};
-use tokio::net::{UnixListener, UnixStream};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tower::ServiceExt;
 
-pub struct Bounded {
-    listener: UnixListener,
-    places: Arc<Semaphore>,
-}
+/// Of a socket.
+const CONNECTIONS_MAX: usize = 256;
 
-/// A connection, and its place.
-pub struct Placed {
-    stream: UnixStream,
-    _place: OwnedSemaphorePermit,
-}
+/// Of a client that comes over TLS.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
-impl Bounded {
-    pub fn new(listener: UnixListener, connections_max: usize) -> Bounded {
-        Bounded { listener, places: Arc::new(Semaphore::new(connections_max)) }
+/// A request's head, from when the one before was answered.
+const HEAD_WITHIN: Duration = Duration::from_secs(60);
+
+/// Where nothing can be accepted: files are short, maybe.
+const PAUSE: Duration = Duration::from_millis(200);
+
+struct Places(Arc<Semaphore>);
+
+impl Places {
+    fn new() -> Places {
+        Places(Arc::new(Semaphore::new(CONNECTIONS_MAX)))
+    }
+
+    async fn next(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.0).acquire_owned().await.expect("it is never closed")
     }
 }
 
-impl Placed {
-    /// Who is at its other end.
-    pub fn peer(&self) -> Result<UCred> {
-        self.stream.peer_cred()
+/// Serves a socket of this machine for as long as it is polled.
+pub async fn serve_unix(listener: UnixListener, router: Router) {
+    let places = Places::new();
+    loop {
+        let place = places.next().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let (router, peer) = (router.clone(), Peer::of_unix(&stream));
+        tokio::spawn(async move {
+            converse(stream, peer, router).await;
+            drop(place);
+        });
     }
 }
 
-impl Listener for Bounded {
-    type Io = Placed;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Placed, SocketAddr) {
-        let place = Arc::clone(&self.places).acquire_owned().await.expect("it is never closed");
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Placed { stream, _place: place }, address)
-    }
-
-    fn local_addr(&self) -> Result<SocketAddr> {
-        self.listener.local_addr()
+/// Serves a port over TLS for as long as it is polled; each connection by what `config` gives then.
+pub async fn serve_tls(
+    listener: TcpListener,
+    config: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static,
+    router: Router,
+) {
+    let places = Places::new();
+    loop {
+        let place = places.next().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let (router, acceptor) = (router.clone(), TlsAcceptor::from(config()));
+        tokio::spawn(async move {
+            // Answers are small, and not to wait for more.
+            let _ = stream.set_nodelay(true);
+            if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
+                let shown = stream.get_ref().1.peer_certificates();
+                let peer = Peer::of_tls(shown.and_then(|chain| chain.first()).map(|leaf| leaf.as_ref()));
+                converse(stream, peer, router).await;
+            }
+            drop(place);
+        });
     }
 }
 
-impl AsyncRead for Placed {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, into)
-    }
+/// # Errors
+/// The address can't be listened at.
+pub async fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await
 }
 
-impl AsyncWrite for Placed {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+/// Until either end has enough.
+async fn converse<S>(stream: S, peer: Peer, router: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(peer.clone()));
+        router.clone().oneshot(request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    // What a client breaks off, or says that is no HTTP, is its own affair.
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }

@@ -1,40 +1,63 @@
 //! Routes, and what is the same for all of them: who asks, bodies, keys, deadlines.
 
-use crate::describe::described;
+use crate::describe::{EVENTS, HEALTH, described};
+use crate::door::{Closed, Peer};
 use crate::endpoint::Endpoint;
+use crate::events::{self, Watch};
 use crate::given::Path;
-use crate::listener::Bounded;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
 use axum::body::Bytes;
-use axum::extract::connect_info::Connected;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, Request as HttpRequest, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodFilter, MethodRouter, get};
-use axum::serve::IncomingStream;
 use axum::{Json, Router};
-use holdfast_api::{Code, Error, Kind, Request, Response, Role};
+use holdfast_api::{Code, Error, Health, Kind, Request, Response, Role};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// By which a change is known again.
 pub const KEY: &str = "Idempotency-Key";
 
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Of a socket; others wait until one of these ends.
-const CONNECTIONS_MAX: usize = 256;
+/// How long a request's body may take to come, beside what it takes to answer.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// How often a listener hears that the host is there, where nothing else is to be told.
+const ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// By what a caller from the network is known.
+#[derive(Clone, Copy, Debug)]
+pub enum Shown<'a> {
+    /// In DER; whom the grid's authority did not sign has shown none.
+    Certificate(&'a [u8]),
+    Token(&'a str),
+}
 
 /// Carries requests out.
 pub trait Ask: Send + Sync + 'static {
     /// Blocks until it is done. Refuses what is not for who asks.
     fn ask(&self, role: Role, request: Request) -> Response;
+
+    /// The grid as this host has it, and what is not well. Blocks for as long as a look at memory takes.
+    ///
+    /// # Errors
+    /// The host can't tell.
+    fn health(&self) -> Result<Health, Error>;
+
+    /// What a caller from the network may do, going by what is good now.
+    ///
+    /// # Errors
+    /// Who is shown is nobody of this grid's, or counts for nothing any more.
+    fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error>;
 }
 
 /// How long answers may take, and how many are worked at.
@@ -56,31 +79,29 @@ struct Shared {
     config: Config,
     retries: Retries,
     room: Arc<Semaphore>,
+    watch: Watch,
 }
 
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer(pub Role);
-
-impl Connected<IncomingStream<'_, Bounded>> for Peer {
-    /// Whoever runs the host, and root, may do all; others whom the socket lets in may look.
-    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Peer {
-        let may_do_all = |uid| uid == 0 || uid == rustix::process::geteuid().as_raw();
-        let is_admin = stream.io().peer().is_ok_and(|peer| may_do_all(peer.uid()));
-        Peer(if is_admin { Role::Admin } else { Role::Reader })
+impl Shared {
+    fn role(&self, peer: &Peer, headers: &HeaderMap) -> Result<Role, Refusal> {
+        peer.role(&*self.ask, headers).map_err(|closed| match closed {
+            Closed::Unknown(error) => Refusal { status: StatusCode::UNAUTHORIZED, error },
+            Closed::Foreign(error) => Refusal { status: StatusCode::FORBIDDEN, error },
+        })
     }
 }
 
 /// All routes.
 pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
     let room = Arc::new(Semaphore::new(config.at_a_time));
-    let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room });
+    let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room, watch: Watch::default() });
     let description = Bytes::from(described());
     let describes = move || {
         let text = description.clone();
         async move { ([(header::CONTENT_TYPE, "application/json")], text) }
     };
-    let mut router = Router::new().route("/v1/openapi.json", get(describes));
+    let mut router =
+        Router::new().route("/v1/openapi.json", get(describes)).route(HEALTH, get(health)).route(EVENTS, get(events));
     let mut endpoints = table::all();
     while !endpoints.is_empty() {
         let path = endpoints[0].path;
@@ -104,27 +125,77 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
             )
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn(move |request, next| within(config.change_within + BODY_WITHIN, request, next)))
         .with_state(shared)
+}
+
+/// Whoever sends a body drop by drop has no connection for ever.
+async fn within(time: Duration, request: HttpRequest, next: Next) -> HttpResponse {
+    match tokio::time::timeout(time, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let why = "the request did not come within its time; send it anew";
+            refused(StatusCode::REQUEST_TIMEOUT, Code::Invalid, why).into_response()
+        }
+    }
+}
+
+async fn health(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    let looked = async {
+        shared.role(&peer, &headers)?;
+        let place = place(&shared)?;
+        let ask = Arc::clone(&shared.ask);
+        let looked = tokio::task::spawn_blocking(move || (ask.health(), drop(place)).0);
+        match tokio::time::timeout(shared.config.look_within, looked).await {
+            Ok(Ok(health)) => health.map_err(Refusal::from),
+            Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more").into()),
+            Err(_) => Err(Error::new(Code::Unavailable, "the host takes too long to look; ask again").into()),
+        }
+    };
+    looked.await.map_or_else(IntoResponse::into_response, |health| Json(health).into_response())
+}
+
+async fn events(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    if let Err(refusal) = shared.role(&peer, &headers) {
+        return refusal.into_response();
+    }
+    let judge = Arc::clone(&shared);
+    let is_let_in = Box::new(move || judge.role(&peer, &headers).is_ok());
+    let stream = events::stream(&shared.watch, &shared.ask, is_let_in);
+    Sse::new(stream).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response()
+}
+
+fn place(shared: &Arc<Shared>) -> Result<OwnedSemaphorePermit, Error> {
+    let full = |_| Error::new(Code::Unavailable, "the host answers as many as it can; ask again");
+    Arc::clone(&shared.room).try_acquire_owned().map_err(full)
 }
 
 fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<Arc<Shared>> {
     let filter = MethodFilter::try_from(endpoint.method.clone()).expect("a method that routes have");
     let endpoint = Arc::new(endpoint);
     let handler = move |State(shared): State<Arc<Shared>>,
-                        ConnectInfo(Peer(role)): ConnectInfo<Peer>,
+                        ConnectInfo(peer): ConnectInfo<Peer>,
                         path: RawPathParams,
                         RawQuery(query): RawQuery,
                         headers: HeaderMap,
                         body: Result<Bytes, BytesRejection>| {
         let path = path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        let given = Given { role, path: Path::new(path), query: query.unwrap_or_default(), headers, body };
+        let given = Given { peer, path: Path::new(path), query: query.unwrap_or_default(), headers, body };
         handle(shared, Arc::clone(&endpoint), given)
     };
     router.on(filter, handler)
 }
 
 struct Given {
-    role: Role,
+    peer: Peer,
     path: Path,
     query: String,
     headers: HeaderMap,
@@ -147,6 +218,9 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> HttpResponse {
         let mut response = Problem::from(self.error).into_response();
         *response.status_mut() = self.status;
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
     }
 }
@@ -167,9 +241,10 @@ async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> H
 }
 
 async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
+    let role = shared.role(&given.peer, &given.headers)?;
     let body = body_of(endpoint, &given)?;
     let request = endpoint.request(&given.path, &given.query, &body)?;
-    given.role.check(&request)?;
+    role.check(&request)?;
     let is_look = request.kind() == Kind::Look;
     let key = key_of(&given.headers)?.filter(|_| !is_look);
     let (sender, coming) = match &key {
@@ -177,7 +252,7 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
             let (sender, coming) = watch::channel(None);
             (Some(sender), coming)
         }
-        Some(key) => match shared.retries.begin(given.role, key, fingerprint(&request), Instant::now()) {
+        Some(key) => match shared.retries.begin(role, key, fingerprint(&request), Instant::now()) {
             Found::New(sender, coming) => (Some(sender), coming),
             Found::Known(coming) => (None, coming),
             Found::Differs => {
@@ -191,7 +266,7 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
         },
     };
     if let Some(sender) = sender {
-        begin(shared, endpoint, given.role, request, sender)?;
+        begin(shared, endpoint, role, request, sender)?;
     }
     let patience = if is_look { shared.config.look_within } else { shared.config.change_within };
     Ok(await_answer(coming, patience).await?)
@@ -241,9 +316,7 @@ fn begin(
     request: Request,
     sender: watch::Sender<Option<Kept>>,
 ) -> Result<(), Error> {
-    let Ok(place) = Arc::clone(&shared.room).try_acquire_owned() else {
-        return Err(Error::new(Code::Unavailable, "the host answers as many as it can; ask again"));
-    };
+    let place = place(shared)?;
     let (ask, endpoint) = (Arc::clone(&shared.ask), Arc::clone(endpoint));
     tokio::task::spawn_blocking(move || {
         let kept = match endpoint.show(ask.ask(role, request)) {
@@ -273,12 +346,4 @@ async fn await_answer(mut coming: Coming, patience: Duration) -> Result<Kept, Er
             Err(Error::new(Code::Unavailable, why))
         }
     }
-}
-
-/// Serves a socket until the process ends.
-///
-/// # Errors
-/// The socket can't be served any more.
-pub async fn serve_unix(listener: UnixListener, router: Router) -> std::io::Result<()> {
-    axum::serve(Bounded::new(listener, CONNECTIONS_MAX), router.into_make_service_with_connect_info::<Peer>()).await
 }

@@ -1,7 +1,7 @@
 //! The interface over a socket, before a host that answers what it is told to.
 
-use holdfast_api::{Code, Request, Response, Role, TrashInfo};
-use holdfast_http::{Ask, Config, router, serve_unix};
+use holdfast_api::{Code, Error, Health, Request, Response, Role, TrashInfo};
+use holdfast_http::{Ask, Config, Shown, router, serve_unix};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -35,6 +35,14 @@ impl Ask for Fake {
             }
             _ => Response::Done,
         }
+    }
+
+    fn health(&self) -> Result<Health, Error> {
+        Err(Error::new(Code::Unavailable, "nothing can be told"))
+    }
+
+    fn role_of(&self, _: Shown<'_>) -> Result<Role, Error> {
+        Err(Error::new(Code::NotPermitted, "there are no callers from the network"))
     }
 }
 

@@ -4,6 +4,7 @@
 //! control plane runs on threads of its own and meets a reactor through [`mailbox`]es. Nothing here decides anything
 //! about volumes, nodes or placement.
 
+pub mod bearer;
 pub mod clock;
 pub mod device;
 pub mod framed;

@@ -4,15 +4,16 @@
 //! CA of a grid ──signs──> host/NAME     for both ends: hosts connect to nodes and to each other
 //!                    ├──> node/3        for servers: nodes accept hosts
 //!                    ├──> client/NAME   for clients: of volumes, over NBD
-//!                    └──> (nobody)      for servers of NBD: by DNS names and addresses, as clients check them
+//!                    ├──> operator/NAME, reader/NAME   for clients: of the HTTP interface
+//!                    └──> (nobody)      for servers of NBD and HTTP: by DNS names and addresses, as clients check them
 //! ```
 //! What a grid's own etcd goes by is signed under another name: see [`etcd`].
 //!
 //! Role: called by the command line and by threads of the host; it reads no files and keeps no secrets of its own.
 //!
 //! Invariants
-//! 1. Whom a certificate speaks for is one URI among its alternative names, `holdfast://GRID/host/NAME`,
-//!    `holdfast://GRID/node/NUMBER` or `holdfast://GRID/client/NAME`: one name carries grid, role and number, so that no two fields can contradict each
+//! 1. Whom a certificate speaks for is one URI among its alternative names, `holdfast://GRID/host/NAME`, say, or
+//!    `holdfast://GRID/node/NUMBER`: one name carries grid, role and number, so that no two fields can contradict each
 //!    other. Its common name is for people.
 //! 2. What a request asks to be called counts for nothing: of a request only the public key is taken, and only where
 //!    its signature shows that the sender has the other half.
@@ -89,6 +90,10 @@ pub enum Role {
     Node(NodeId),
     /// By its name: it uses volumes over NBD, and is let in nowhere else.
     Client(String),
+    /// By their name: they may do all over the HTTP interface, and are let in nowhere else.
+    Operator(String),
+    /// The same, to look alone.
+    Reader(String),
 }
 
 impl fmt::Display for Role {
@@ -97,6 +102,8 @@ impl fmt::Display for Role {
             Role::Host(name) => write!(f, "host {name}"),
             Role::Node(node) => write!(f, "node {node}"),
             Role::Client(name) => write!(f, "client {name}"),
+            Role::Operator(name) => write!(f, "operator {name}"),
+            Role::Reader(name) => write!(f, "reader {name}"),
         }
     }
 }
@@ -116,13 +123,17 @@ impl fmt::Display for Identity {
             Role::Host(name) => write!(f, "holdfast://{}/host/{name}", self.grid),
             Role::Node(node) => write!(f, "holdfast://{}/node/{node}", self.grid),
             Role::Client(name) => write!(f, "holdfast://{}/client/{name}", self.grid),
+            Role::Operator(name) => write!(f, "holdfast://{}/operator/{name}", self.grid),
+            Role::Reader(name) => write!(f, "holdfast://{}/reader/{name}", self.grid),
         }
     }
 }
 
 /// A text that names nobody of a grid.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("it is not of the form holdfast://GRID/host/NAME, holdfast://GRID/node/NUMBER or holdfast://GRID/client/NAME")]
+#[error(
+    "it is not of the form holdfast://GRID/ROLE/NAME, with the role host, client, operator or reader, or holdfast://GRID/node/NUMBER"
+)]
 pub struct NoIdentity;
 
 impl FromStr for Identity {
@@ -132,10 +143,16 @@ impl FromStr for Identity {
         let rest = text.strip_prefix("holdfast://").ok_or(NoIdentity)?;
         let mut parts = rest.splitn(3, '/');
         let grid = parts.next().and_then(|grid| grid.parse().ok()).ok_or(NoIdentity)?;
-        let role = match (parts.next(), parts.next()) {
-            (Some("host"), Some(name)) if !name.is_empty() && !name.contains('/') => Role::Host(name.to_string()),
-            (Some("client"), Some(name)) if !name.is_empty() && !name.contains('/') => Role::Client(name.to_string()),
-            (Some("node"), Some(number)) => Role::Node(NodeId(number.parse().map_err(|_| NoIdentity)?)),
+        let (kind, name) = parts.next().zip(parts.next()).ok_or(NoIdentity)?;
+        if kind != "node" && (name.is_empty() || name.contains('/')) {
+            return Err(NoIdentity);
+        }
+        let role = match kind {
+            "host" => Role::Host(name.to_string()),
+            "client" => Role::Client(name.to_string()),
+            "operator" => Role::Operator(name.to_string()),
+            "reader" => Role::Reader(name.to_string()),
+            "node" => Role::Node(NodeId(name.parse().map_err(|_| NoIdentity)?)),
             _ => return Err(NoIdentity),
         };
         let identity = Identity { grid, role };
@@ -267,7 +284,7 @@ impl Authority {
             Role::Host(_) | Role::Node(_) => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
-            Role::Client(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Role::Client(_) | Role::Operator(_) | Role::Reader(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
         params.use_authority_key_identifier_extension = true;
         Ok(params.signed_by(key, &self.issuer).map_err(PkiError::Make)?.pem())
@@ -580,7 +597,8 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
 
     #[test]
     fn identities_read_back_and_odd_ones_do_not() {
-        for role in [Role::Host("a.b-c".into()), Role::Node(NodeId(3)), Role::Client("vm-1".into())] {
+        let named = [Role::Host, Role::Client, Role::Operator, Role::Reader].map(|role| role("a.b-c".into()));
+        for role in named.into_iter().chain([Role::Node(NodeId(3))]) {
             let identity = Identity { grid: GRID, role };
             assert_eq!(identity.to_string().parse(), Ok(identity));
         }
@@ -595,6 +613,8 @@ Qp3jMddehhgAtwITKSqejBYUPAihRANCAAR++gNcZN58nHPP7bRtmaIXZH9elqEc
             format!("holdfast://{grid}/guest/a"),
             format!("holdfast://{grid}/client/"),
             format!("holdfast://{grid}/client/a/b"),
+            format!("holdfast://{grid}/operator/"),
+            format!("holdfast://{grid}/reader"),
             format!("holdfast://{}/node/3", grid.replace('-', "")),
             format!("https://{grid}/node/3"),
             String::new(),

@@ -69,8 +69,10 @@ pub struct TlsPaths {
     pub certificate: PathBuf,
     /// The key that goes with it.
     pub key: PathBuf,
-    /// Where it is set, only clients with a certificate of this CA are let in.
+    /// Where it is set, clients are asked for a certificate of this CA.
     pub client_ca: Option<PathBuf>,
+    /// Clients without any are let in all the same: by something else they may be known.
+    pub lets_unnamed_in: bool,
 }
 
 /// Credentials that may be replaced while they are used: what was begun with the old ones stays as it is.
@@ -112,6 +114,11 @@ impl TlsServer {
         TlsServer::read(paths).map(|config| TlsServer(Current::new(config)))
     }
 
+    /// As they are now.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        self.0.get()
+    }
+
     /// Takes what lies there, from the next session on; where that can't be used, all stays as it is.
     pub fn reload(&self, paths: &TlsPaths) -> Result<(), TlsError> {
         self.0.replace(TlsServer::read(paths)?);
@@ -135,8 +142,9 @@ impl TlsServer {
                 for certificate in certificates("a certificate", path)? {
                     roots.add(certificate).map_err(|e| unusable(e.to_string()))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder.with_client_cert_verifier(verifier.map_err(|e| unusable(e.to_string()))?)
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let verifier = if paths.lets_unnamed_in { verifier.allow_unauthenticated() } else { verifier };
+                builder.with_client_cert_verifier(verifier.build().map_err(|e| unusable(e.to_string()))?)
             }
         };
         let mut config = builder.with_single_cert(chain, key).map_err(|source| TlsError::Mismatch {

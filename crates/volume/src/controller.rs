@@ -961,9 +961,7 @@ impl Controller {
     fn on_cleaned(&mut self, blocks: u64, payload_bytes: u64, out: Out) {
         let (care, mut around) = self.care();
         let Cleaned { rotated, is_smaller, goes_on } = care.cleaner.on_cleaned(&mut around, blocks, payload_bytes);
-        if is_smaller {
-            care.repacker.on_passed(around.basis, true);
-        }
+        care.repacker.on_cleaned(is_smaller);
         if let Some(victims) = rotated {
             self.rotation.on_rotated(&self.segments, &victims, blocks * BLOCK_BYTES as u64);
         }

@@ -2,7 +2,6 @@
 
 use super::format::{percent_used, print, print_json, print_table, table};
 use super::progress::{Progress, Unit};
-use super::status::gather;
 use crate::client;
 use crate::drives;
 use crate::findings::device_trouble;
@@ -11,6 +10,7 @@ use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::removing::Removing;
 use crate::grid::survey::{self, Requester, Verdict};
 use crate::host::DEVICES_SHOWN_WITHIN;
+use crate::overview::gather;
 use crate::resources;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};

@@ -1,7 +1,7 @@
 //! `holdfast grid …`: a grid comes up, goes down, and gets what its machines need of it.
 
 use super::format::{print, print_json};
-use super::status::{gather, nbd_warning, print_findings, print_grid};
+use super::status::{print_findings, print_grid};
 use super::tls::{TlsArgs, TokenArgs};
 use crate::findings;
 use crate::grid::address::Wanted;
@@ -9,6 +9,7 @@ use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::grid::token::{self, Join};
 use crate::grid::{self, UpOptions, UpOutcome};
+use crate::overview::{gather, nbd_warning};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_base::size::Size;

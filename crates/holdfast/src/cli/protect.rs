@@ -3,8 +3,8 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::space::{efficiency, writable_now};
-use super::status::gather;
 use crate::grid::layout::GridDir;
+use crate::overview::gather;
 use anyhow::{Result, anyhow};
 use clap::Args;
 use holdfast_api::{Code, GridStatus, HostState, refuse, takers};

@@ -1,11 +1,11 @@
 //! `holdfast space`: where the grid's bytes are.
 
 use super::format::{print, print_json, print_table, table};
-use super::status::gather;
 use super::trash::volumes;
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
+use crate::overview::gather;
 use crate::resources;
 use anyhow::Result;
 use clap::{Args, Subcommand};

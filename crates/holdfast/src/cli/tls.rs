@@ -16,10 +16,16 @@ use crate::logger::date;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, Request, refuse};
+use holdfast_format::schedule::Span;
+use holdfast_runtime::bearer::Bearer;
 use holdfast_runtime::pki::{self, Identity};
 use serde_json::json;
 use std::io::Read;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Of a token, unless it is said.
+const BEARER_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// Twenty-four words are shorter by far.
 const PHRASE_BYTES_MAX: u64 = 4096;
@@ -81,16 +87,33 @@ enum TlsAction {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
-    /// Take back all certificates that someone was given by now: connections end, and no new ones are let in
+    /// Let somebody in at the HTTP interface (`api.tcp`), by a certificate, or by a token: to do all, or to look
+    Operator {
+        /// What the host's log and `grid tls revoke` know them by
+        name: String,
+        /// They may look, and change nothing
+        #[arg(long)]
+        reader: bool,
+        /// Print a token, for what takes no certificate: sent as `Authorization: Bearer TOKEN`
+        #[arg(long, conflicts_with = "out")]
+        token: bool,
+        /// How long the token is good for: a number and m, h or d, up to 730d [default: 90d]
+        #[arg(long, requires = "token", value_name = "TIME")]
+        valid: Option<Span>,
+        /// Directory for ca-cert.pem, client-cert.pem and client-key.pem; by default tls/operators/NAME in the grid's
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Take back all certificates and tokens that someone was given by now: connections end, and no new ones are let in
     ///
     /// Of a machine that was stolen: its host and each of its nodes. One that is issued later is good: `holdfast grid tls client`,
     /// or `holdfast grid token --for MACHINE` and `holdfast grid tls rotate` there. Nodes hear of it by the host of their machine.
     Revoke {
-        /// host/NAME, node/NUMBER or client/NAME
+        /// host/NAME, node/NUMBER, client/NAME, operator/NAME or reader/NAME
         #[arg(value_name = "ROLE/NAME")]
         who: String,
     },
-    /// Sign a certificate for a host's NBD server, for the setting nbd.tls_dir: clients of this grid are asked for theirs then
+    /// Sign a certificate for a host's servers, for nbd.tls_dir and api.tls_dir: clients of this grid are asked for theirs then
     Server {
         /// Addresses and names that clients reach the host by
         #[arg(required = true, value_name = "ADDRESS")]
@@ -231,6 +254,14 @@ pub fn run(args: TlsArgs, dir: &GridDir, json: bool) -> Result<()> {
         TlsAction::Show => show(dir, json),
         TlsAction::Authority { action } => authority(&action, dir, json),
         TlsAction::Client { name, out } => issue_client(&name, out, dir, json),
+        TlsAction::Operator { name, reader, token, valid, out } => {
+            check_name(&name)?;
+            let role = if reader { pki::Role::Reader(name) } else { pki::Role::Operator(name) };
+            match token {
+                true => print_bearer(role, valid, dir, json),
+                false => issue_operator(&role, out, dir, json),
+            }
+        }
         TlsAction::Revoke { who } => revoke(&who, dir, json),
         TlsAction::Server { names, out } => server(&names, out, dir, json),
         TlsAction::Rotate { token } => {
@@ -272,7 +303,7 @@ fn issue_client(name: &str, out: Option<PathBuf>, dir: &GridDir, json: bool) -> 
     check_name(name)?;
     let certificates = that_sign(dir)?;
     let out = absolute(out, certificates.client_dir(name))?;
-    certificates.issue_client(name, &out)?;
+    certificates.issue_client(&pki::Role::Client(name.to_string()), &out)?;
     if json {
         return print_json(&json!({ "client": name, "dir": out }));
     }
@@ -283,13 +314,44 @@ fn issue_client(name: &str, out: Option<PathBuf>, dir: &GridDir, json: bool) -> 
     ))
 }
 
+fn issue_operator(role: &pki::Role, out: Option<PathBuf>, dir: &GridDir, json: bool) -> Result<()> {
+    let certificates = that_sign(dir)?;
+    let out = absolute(out, certificates.paths(role).certificate.with_file_name(""))?;
+    certificates.issue_client(role, &out)?;
+    if json {
+        return print_json(&json!({ "role": role.to_string(), "dir": out }));
+    }
+    print(format_args!(
+        "{role}: certificate and key are in {0}. Who has client-key.pem is {role}: `curl --cacert {0}/ca-cert.pem --cert \
+         {0}/client-cert.pem --key {0}/client-key.pem https://HOST:PORT/v1/health`",
+        out.display()
+    ))
+}
+
+/// Prints a token, alone on standard output.
+fn print_bearer(role: pki::Role, valid: Option<Span>, dir: &GridDir, json: bool) -> Result<()> {
+    let certificates = that_sign(dir)?;
+    let valid = valid.map_or(BEARER_VALID, |valid| Duration::from_secs(valid.seconds()));
+    if valid > pki::LEAF_VALID || valid.is_zero() {
+        refuse!(
+            Code::Invalid,
+            "a token is good for 730 days at most, and for a second at least; choose another --valid"
+        );
+    }
+    let token = Bearer::issue(&certificates.authority()?, certificates.grid(), role.clone(), valid)?;
+    if json {
+        return print_json(&json!({ "role": role.to_string(), "token": token, "valid_s": valid.as_secs() }));
+    }
+    print(token)
+}
+
 fn revoke(who: &str, dir: &GridDir, json: bool) -> Result<()> {
     let certificates = that_sign(dir)?;
     let grid = certificates.grid();
     let Ok(identity) = format!("holdfast://{grid}/{who}").parse::<Identity>() else {
         refuse!(
             Code::Invalid,
-            "`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER or client/NAME"
+            "`{who}` names nobody who has a certificate; write host/NAME, node/NUMBER, client/NAME, operator/NAME or reader/NAME"
         );
     };
     let config = dir.load()?;

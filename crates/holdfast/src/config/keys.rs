@@ -298,6 +298,32 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.readers = value.group(),
     },
     Key {
+        name: "api.tcp",
+        kind: Kind::Address,
+        default: "",
+        example: "10.0.0.1:8443",
+        brief: "Address and port for the HTTP interface over TLS, besides the unix socket.",
+        more: "By default there is only `api.sock` in the grid's directory. Over the network callers are known by a \
+               certificate or a token that this grid's authority has signed (`holdfast grid tls operator`), and nobody \
+               else is answered. Needs `api.tls_dir`, and a grid with TLS.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.api_tcp = value.address(),
+    },
+    Key {
+        name: "api.tls_dir",
+        kind: Kind::Directory,
+        default: "",
+        example: "/etc/holdfast/nbd-tls",
+        brief: "Directory with the certificate of the HTTP interface, which may be that of `nbd.tls_dir`.",
+        more: "Its files are `server-cert.pem` and `server-key.pem`, by which callers know this host: \
+               `holdfast grid tls server` makes them, and so may any other authority that callers trust. Files that \
+               are replaced count from the next connection on; the host renews them as those of `nbd.tls_dir`.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.api_tls_dir = value.directory(),
+    },
+    Key {
         name: "authority.spread",
         kind: Kind::Switch,
         default: "on",

@@ -26,6 +26,9 @@ pub struct HostSettings {
     pub nbd_tcp: Option<SocketAddr>,
     /// Certificates (`ca-cert.pem`, `server-cert.pem`, `server-key.pem`) for NBD over TCP.
     pub tls_dir: Option<PathBuf>,
+    /// Where the HTTP interface is served over TLS, with its certificates.
+    pub api_tcp: Option<SocketAddr>,
+    pub api_tls_dir: Option<PathBuf>,
     /// NBD over TCP may be open to everybody.
     pub nbd_open: bool,
     pub writeback_bytes: u64,
@@ -63,6 +66,12 @@ pub enum Exposure {
 }
 
 impl HostSettings {
+    /// Where certificates of this host's servers are, each once.
+    pub fn server_dirs(&self) -> impl Iterator<Item = &Path> {
+        let nbd = self.tls_dir.as_deref();
+        nbd.into_iter().chain(self.api_tls_dir.as_deref().filter(move |dir| Some(*dir) != nbd))
+    }
+
     pub fn exposure(&self) -> Exposure {
         match self.nbd_tcp {
             Some(address) if self.tls_dir.is_none() && !address.ip().to_canonical().is_loopback() => {
@@ -167,18 +176,22 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
         let what = "nbd.tls_dir is set, and nbd.tcp is not: it secures NBD over TCP, which is not served".to_string();
         complaints.push(Complaint { line, what, next: "set nbd.tcp, too, or remove nbd.tls_dir".to_string() });
     }
-    if let (Some(line), Some(dir)) = (line("nbd.tls_dir"), &settings.tls_dir) {
-        let missing = ["server-cert.pem", "server-key.pem"].into_iter().find(|name| !dir.join(name).exists());
-        if let Some(name) = missing {
-            let what = format!("nbd.tls_dir can't be used: there is no {}", dir.join(name).display());
-            complaints.push(Complaint { line, what, next: "put it there, or name another directory".to_string() });
-        } else if let Some(what) = why_unusable(dir) {
-            complaints.push(Complaint {
-                line,
-                what,
-                next: "`holdfast grid tls server` makes a pair that is right".to_string(),
-            });
-        }
+    let dirs = [("nbd.tls_dir", &settings.tls_dir), ("api.tls_dir", &settings.api_tls_dir)];
+    complaints.extend(dirs.into_iter().filter_map(|(key, dir)| about_server(key, line(key)?, dir.as_deref()?)));
+    if let Some(line) = line("api.tcp") {
+        let next = "`holdfast grid tls server ADDRESS --out DIR` makes what api.tls_dir is to name";
+        let lacks = if settings.api_tls_dir.is_none() {
+            Some(("api.tcp is set, and api.tls_dir is not: over the network there is HTTP with TLS alone", next))
+        } else if !config.tls {
+            let next = "remove api.tcp; `api.sock` in the grid's directory can be reached by ssh";
+            Some((
+                "api.tcp is set, and this grid has no authority that callers could be known by (`grid up --tls on`)",
+                next,
+            ))
+        } else {
+            None
+        };
+        complaints.extend(lacks.map(|(what, next)| Complaint { line, what: what.to_string(), next: next.to_string() }));
     }
     if let (Some(line), Some(address)) = (line("nbd.tcp"), settings.nbd_tcp) {
         let is_taken = |n: &&crate::grid::layout::NodeConfig| {
@@ -201,14 +214,24 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
     complaints
 }
 
+/// What is wrong with a directory that one of these keys names.
+fn about_server(key: &str, line: usize, dir: &Path) -> Option<Complaint> {
+    let missing = ["server-cert.pem", "server-key.pem"].into_iter().find(|name| !dir.join(name).exists());
+    if let Some(name) = missing {
+        let what = format!("{key} can't be used: there is no {}", dir.join(name).display());
+        return Some(Complaint { line, what, next: "put it there, or name another directory".to_string() });
+    }
+    let what = format!("{key} can't be used: {}", why_unusable(dir)?);
+    Some(Complaint { line, what, next: "`holdfast grid tls server` makes a pair that is right".to_string() })
+}
+
 /// What the host would say of these certificates; who only looks at the grid perhaps may not read them.
 fn why_unusable(dir: &Path) -> Option<String> {
     let is_kept_secret = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
     if fs::File::open(dir.join("server-key.pem")).is_err_and(|e| is_kept_secret(&e)) {
         return None;
     }
-    let error = crate::host::tls::load(dir).err()?;
-    Some(format!("nbd.tls_dir can't be used: {error:#}"))
+    crate::host::tls::load(dir).err().map(|error| format!("{error:#}"))
 }
 
 /// Memory of this machine, if it can be told.

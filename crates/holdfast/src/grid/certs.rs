@@ -36,7 +36,7 @@ const ETCD_MEMBER: &str = "etcd's member";
 const ETCD_AUTHORITY: &str = "etcd's authority";
 
 /// What a host's server of NBD is told of as.
-const SERVER: &str = "this host's NBD server";
+const SERVER: &str = "this host's server of clients";
 
 const AUTHORITY: &str = "authority";
 
@@ -200,6 +200,7 @@ impl Certificates {
             Role::Host(_) => "host".to_string(),
             Role::Node(node) => format!("node-{node}"),
             Role::Client(name) => return client_paths(&self.client_dir(name)),
+            Role::Operator(name) | Role::Reader(name) => return client_paths(&self.operator_dir(name)),
         };
         let path = |extension: &str| self.root.join(format!("{stem}.{extension}"));
         LinkPaths { ca: self.ca(), certificate: path("pem"), key: path("key") }
@@ -210,13 +211,19 @@ impl Certificates {
         self.root.join("clients").join(name)
     }
 
-    /// Signs a certificate for a client of volumes, into a directory as NBD clients expect it.
-    pub fn issue_client(&self, name: &str, dir: &Path) -> Result<()> {
-        let pair = self.authority()?.issue(&Role::Client(name.to_string()))?;
+    /// The same of who uses the HTTP interface.
+    pub fn operator_dir(&self, name: &str) -> PathBuf {
+        self.root.join("operators").join(name)
+    }
+
+    /// Signs a certificate for a client, of volumes or of the HTTP interface, into a directory as NBD clients expect it.
+    pub fn issue_client(&self, role: &Role, dir: &Path) -> Result<()> {
+        let pair = self.authority()?.issue(role)?;
         self.put_credentials(dir, &client_paths(dir), &pair)
     }
 
-    /// Signs a certificate for a server of NBD that clients reach by these names, into a directory for `nbd.tls_dir`.
+    /// Signs a certificate for a server that clients reach by these names, into a directory for `nbd.tls_dir` and
+    /// `api.tls_dir`.
     pub fn issue_server(&self, names: &[String], dir: &Path) -> Result<()> {
         let pair = self.authority()?.issue_server(names, LEAF_VALID)?;
         self.put_credentials(dir, &server_paths(dir), &pair)
@@ -409,7 +416,7 @@ impl Certificates {
                 loaded.map(drop).with_context(|| self.unusable())
             }
             // No process of a grid shows it.
-            Role::Client(_) => Ok(()),
+            Role::Client(_) | Role::Operator(_) | Role::Reader(_) => Ok(()),
         }
     }
 
@@ -465,7 +472,7 @@ impl Certificates {
     }
 }
 
-/// What `status` has to say of the certificate in the directory that `nbd.tls_dir` names: `own` are the grid's, where
+/// What `status` has to say of the certificate in a directory that `nbd.tls_dir` or `api.tls_dir` names: `own` are the grid's, where
 /// it has any.
 pub fn server_warning(dir: &Path, own: Option<&Certificates>) -> Option<String> {
     let paths = server_paths(dir);

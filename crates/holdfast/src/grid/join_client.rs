@@ -69,7 +69,9 @@ impl Asked {
             match role {
                 Role::Host(_) => wanted.host = Some(request),
                 Role::Node(node) => drop(wanted.nodes.insert(node.0, request)),
-                Role::Client(_) => unreachable!("a machine of the grid is no client"),
+                Role::Client(_) | Role::Operator(_) | Role::Reader(_) => {
+                    unreachable!("a machine of the grid is no client")
+                }
             }
             keys.push((role.clone(), key));
         }

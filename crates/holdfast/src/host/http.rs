@@ -1,12 +1,26 @@
 //! The HTTP interface, on a thread of its own: it asks the control plane as the control sockets do.
+//!
+//! `api.sock` is there from the beginning. Over the network it is served where `api.tcp` says so; where that can't be, the
+//! host goes on, tries again, and says so in its log.
 
 use super::control::ControlPlane;
-use crate::logger;
-use anyhow::{Context, Result};
-use holdfast_api::{Request, Response, Role};
-use holdfast_http::{Ask, Config, router, serve_unix};
+use super::tls::load_api_and_follow;
+use crate::grid::certs::now_s;
+use crate::{findings, logger, overview};
+use anyhow::{Context, Result, anyhow};
+use holdfast_api::{Code, Error, Health, Request, Response, Role};
+use holdfast_http::{Ask, Config, Router, Shown, listen, router, serve_tls, serve_unix};
+use holdfast_runtime::bearer::Bearer;
+use holdfast_runtime::pki::{self, Identity, identity_of};
+use holdfast_runtime::revoked::Revoked;
+use holdfast_runtime::tls::TlsServer;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Between attempts to listen at `api.tcp`.
+const LISTEN_PACE: Duration = Duration::from_secs(5);
 
 struct Plane(Arc<ControlPlane>);
 
@@ -14,9 +28,73 @@ impl Ask for Plane {
     fn ask(&self, role: Role, request: Request) -> Response {
         self.0.asked(role, request)
     }
+
+    fn health(&self) -> Result<Health, Error> {
+        let tell = || match self.0.asked(Role::Admin, Request::Status) {
+            Response::Status(status) => Ok(*status),
+            Response::Error { message, .. } => Err(anyhow!(message)),
+            other => Err(anyhow!("the host answers {other:?}")),
+        };
+        let status = overview::gather_as(&self.0.dir, tell);
+        let status = status.map_err(|error| Error::new(Code::Failed, format!("{error:#}")))?;
+        Ok(Health { findings: findings::of(&status), status })
+    }
+
+    fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error> {
+        let (identity, issued_s) = match shown {
+            Shown::Certificate(der) => {
+                let nobody =
+                    || refused("the certificate names nobody: `holdfast grid tls operator` makes one that does");
+                (identity_of(der).ok_or_else(nobody)?, pki::issued_s(der).unwrap_or(0))
+            }
+            Shown::Token(text) => {
+                let bearer =
+                    self.bearer(text).map_err(|error| refused(&format!("the token is not taken: {error:#}")))?;
+                (bearer.identity, bearer.issued_s)
+            }
+        };
+        role_of(&identity, issued_s, self.0.revocations.certificates.grid(), self.0.revocations.known().as_ref())
+    }
 }
 
-/// Serves the socket from a thread of its own.
+impl Plane {
+    fn bearer(&self, text: &str) -> Result<Bearer> {
+        let certificates = &self.0.revocations.certificates;
+        Ok(Bearer::verify(text, certificates.grid(), &certificates.ca_pem()?, now_s())?)
+    }
+}
+
+fn refused(why: &str) -> Error {
+    Error::new(Code::NotPermitted, why)
+}
+
+fn role_of(
+    identity: &Identity,
+    issued_s: u64,
+    grid: holdfast_base::GridId,
+    revoked: Option<&Revoked>,
+) -> Result<Role, Error> {
+    let who = &identity.role;
+    if identity.grid != grid {
+        return Err(refused("that is of another grid"));
+    }
+    let role = match who {
+        pki::Role::Operator(_) => Role::Admin,
+        pki::Role::Reader(_) => Role::Reader,
+        pki::Role::Host(_) | pki::Role::Node(_) | pki::Role::Client(_) => {
+            return Err(refused(&format!("{who} has no access here: `holdfast grid tls operator` gives it")));
+        }
+    };
+    match revoked {
+        Some(list) if !list.covers(identity, issued_s) => Ok(role),
+        Some(_) => {
+            Err(refused(&format!("what {who} was given is revoked; `holdfast grid tls operator` makes another")))
+        }
+        None => Err(refused("this grid has no authority that somebody could be known by")),
+    }
+}
+
+/// Serves the socket, and the port that the settings name, from a thread of its own.
 pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result<()> {
     listener.set_nonblocking(true)?;
     let config = Config::default();
@@ -27,13 +105,73 @@ pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result
         .build()
         .context("cannot begin the HTTP interface")?;
     let router = router(Arc::new(Plane(Arc::clone(plane))), config);
+    let settings = &plane.settings;
+    let remote = settings.api_tcp.zip(settings.api_tls_dir.clone());
+    let remote =
+        remote.map(|(address, dir)| (address, load_api_and_follow(&dir, &plane.revocations.certificates.ca())));
     let serve = move || {
-        let served =
-            runtime.block_on(async { serve_unix(tokio::net::UnixListener::from_std(listener)?, router).await });
-        if let Err(error) = served {
-            logger::error(format_args!("the HTTP interface has ended: {error}; start the host anew to have it back"));
-        }
+        runtime.block_on(async {
+            let listener = match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return logger::error(format_args!("the HTTP interface can't be served: {error}")),
+            };
+            match remote {
+                Some((address, Ok(tls))) => drop(tokio::spawn(serve_remote(address, tls, router.clone()))),
+                Some((address, Err(error))) => {
+                    logger::error(format_args!("HTTP is not served on {address}, as api.tcp asks for: {error:#}"));
+                }
+                None => {}
+            }
+            serve_unix(listener, router).await;
+        });
     };
     std::thread::Builder::new().name("http".to_string()).spawn(serve)?;
     Ok(())
+}
+
+async fn serve_remote(address: SocketAddr, tls: TlsServer, router: Router) {
+    let mut is_told = false;
+    let listener = loop {
+        match listen(address).await {
+            Ok(listener) => break listener,
+            Err(error) if !is_told => {
+                is_told = true;
+                logger::error(format_args!(
+                    "HTTP is not served on {address} yet, as api.tcp asks for: {error}; it is tried again"
+                ));
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(LISTEN_PACE).await;
+    };
+    logger::info(format_args!("HTTP is served on {address}, with TLS"));
+    serve_tls(listener, move || tls.config(), router).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_base::GridId;
+
+    #[test]
+    fn operators_and_readers_of_this_grid_are_let_in_while_nothing_is_revoked() {
+        let grid = GridId(7);
+        let of = |grid, role| Identity { grid, role };
+        let (ann, bob) = (of(grid, pki::Role::Operator("ann".into())), of(grid, pki::Role::Reader("bob".into())));
+        let mut list = Revoked::none(grid);
+        let judge = |who: &Identity, list: Option<&Revoked>| role_of(who, 100, grid, list);
+        assert_eq!((judge(&ann, Some(&list)), judge(&bob, Some(&list))), (Ok(Role::Admin), Ok(Role::Reader)));
+        assert!(judge(&ann, None).is_err(), "without a list nothing is known to be good");
+        for other in [
+            of(GridId(8), pki::Role::Operator("ann".into())),
+            of(grid, pki::Role::Host("a".into())),
+            of(grid, pki::Role::Client("ann".into())),
+        ] {
+            let error = judge(&other, Some(&list)).unwrap_err();
+            assert_eq!(error.code, Code::NotPermitted, "{other}");
+        }
+        list.add(pki::Role::Operator("ann".into()), 100);
+        assert!(judge(&ann, Some(&list)).unwrap_err().message.contains("revoked"));
+        assert_eq!(role_of(&ann, 101, grid, Some(&list)), Ok(Role::Admin), "what is issued later is good");
+    }
 }

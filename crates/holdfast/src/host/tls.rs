@@ -21,7 +21,24 @@ pub fn load(dir: &Path) -> Result<TlsServer> {
 /// `asks`: clients were asked for certificates before.
 fn paths_in(dir: &Path, asks: bool) -> TlsPaths {
     let LinkPaths { ca, certificate, key } = server_paths(dir);
-    TlsPaths { certificate, key, client_ca: (asks || ca.exists()).then_some(ca) }
+    TlsPaths { certificate, key, client_ca: (asks || ca.exists()).then_some(ca), lets_unnamed_in: false }
+}
+
+/// What the HTTP interface shows of itself, from such a directory; callers are judged by the grid's own authority, in
+/// `ca`. What is put there later counts from the next connection on.
+pub fn load_api_and_follow(dir: &Path, ca: &Path) -> Result<TlsServer> {
+    let LinkPaths { certificate, key, .. } = server_paths(dir);
+    finish(&server_paths(dir));
+    let paths = TlsPaths { certificate, key, client_ca: Some(ca.to_path_buf()), lets_unnamed_in: true };
+    let files = Files {
+        what: format!("certificate of the HTTP interface in {}", dir.display()),
+        paths: vec![paths.key.clone(), paths.certificate.clone(), ca.to_path_buf()],
+        advice: "put the files there that go together",
+    };
+    let server = TlsServer::load(&paths)?;
+    let followed = server.clone();
+    files.follow(move || followed.reload(&paths).map_err(Into::into))?;
+    Ok(server)
 }
 
 /// As [`load`], of a host that serves: what is put there later it uses from the next connection on. Clients that are

@@ -38,6 +38,7 @@ use holdfast_runtime::revoked::RevokedNow;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -143,8 +144,10 @@ impl ControlPlane {
     fn look_around(&self) -> Result<Facts> {
         let certificates = &self.revocations.certificates;
         let has_tls = self.revocations.known().is_some();
-        let certificates_are_due =
-            has_tls && (self.links_are_due() || self.server_is_due() || self.has_other_authority());
+        let certificates_are_due = has_tls
+            && (self.links_are_due()
+                || self.settings.server_dirs().any(|dir| self.server_is_due(dir))
+                || self.has_other_authority());
         let has_authority = has_tls && certificates.has_authority();
         let wall_ms = clock::wall().as_millis() as u64;
         let live = self.live()?;
@@ -333,9 +336,8 @@ impl ControlPlane {
         is_due().unwrap_or(false)
     }
 
-    fn server_is_due(&self) -> bool {
-        let is_due = |dir| nbd_server::is_due(&self.revocations.certificates, dir).unwrap_or(false);
-        self.settings.tls_dir.as_deref().is_some_and(is_due)
+    fn server_is_due(&self, dir: &Path) -> bool {
+        nbd_server::is_due(&self.revocations.certificates, dir).unwrap_or(false)
     }
 
     fn has_other_authority(&self) -> bool {
@@ -346,7 +348,8 @@ impl ControlPlane {
     fn renew_certificates(&self) -> Result<()> {
         let settled = self.settle_authority();
         let renewed = if self.links_are_due() { self.renew_links() } else { Ok(()) };
-        let served = if self.server_is_due() { self.renew_own_server() } else { Ok(()) };
+        let due = self.settings.server_dirs().filter(|dir| self.server_is_due(dir));
+        let served = due.map(|dir| self.renew_own_server(dir)).fold(Ok(()), Result::and);
         settled.and(renewed).and(served)
     }
 
@@ -360,8 +363,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn renew_own_server(&self) -> Result<()> {
-        let Some(dir) = self.settings.tls_dir.as_deref() else { return Ok(()) };
+    fn renew_own_server(&self, dir: &Path) -> Result<()> {
         let sign = |renewal: &ServerRenewal| {
             let renewal = serde_json::to_value(renewal).expect("our records always encode");
             self.have_signed(&Errand::RenewServer { renewal })

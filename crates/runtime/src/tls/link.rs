@@ -374,7 +374,7 @@ impl ClientCertVerifier for Callers {
             let may_call = |role: &Role| match role {
                 Role::Host(_) => true,
                 Role::Node(_) => self.are_nodes_too,
-                Role::Client(_) => false,
+                Role::Client(_) | Role::Operator(_) | Role::Reader(_) => false,
             };
             let due = match self.are_nodes_too {
                 true => "only hosts and nodes may connect to a node",

@@ -37,19 +37,22 @@ impl Repacker {
         (self.next, self.rests_until) = (SegmentNo::default(), basis.now + basis.config.repack_every);
     }
 
-    /// A pass made blocks smaller, or did not.
-    pub(crate) fn on_passed(&mut self, basis: &Basis, is_smaller: bool) {
-        if is_smaller {
-            (self.in_vain, self.yields_until) = (0, Instant::default());
-            return;
-        }
-        let wait = basis.config.repack_every / FIRST_WAIT * (1 << self.in_vain);
-        (self.in_vain, self.yields_until) = ((self.in_vain + 1).min(DOUBLINGS_MAX), basis.now + wait);
-    }
-
     /// Nothing is packed any more: a walk that is under way ends.
     pub(crate) fn stop(&mut self) {
         self.next = SegmentNo::default();
+    }
+
+    /// A pass ended, which may have made blocks smaller.
+    pub(crate) fn on_cleaned(&mut self, is_smaller: bool) {
+        if is_smaller {
+            (self.in_vain, self.yields_until) = (0, Instant::default());
+        }
+    }
+
+    /// A pass made nothing smaller.
+    pub(crate) fn on_in_vain(&mut self, basis: &Basis) {
+        let wait = basis.config.repack_every / FIRST_WAIT * (1 << self.in_vain);
+        (self.in_vain, self.yields_until) = ((self.in_vain + 1).min(DOUBLINGS_MAX), basis.now + wait);
     }
 
     fn is_due(&self, now: Instant, guests_are_away: bool) -> bool {
@@ -119,7 +122,7 @@ mod tests {
         assert!(repacker.is_due(basis.now, false));
         let mut waits = Vec::new();
         for _ in 0..9 {
-            repacker.on_passed(&basis, false);
+            repacker.on_in_vain(&basis);
             assert!(repacker.is_due(basis.now, true), "nobody is there whom it could hold up");
             let from = basis.now;
             while !repacker.is_due(basis.now, false) {
@@ -128,9 +131,9 @@ mod tests {
             waits.push(basis.now.since(from).as_millis());
         }
         assert_eq!(waits, [1250, 2500, 5000, 10_000, 20_000, 40_000, 80_000, 80_000, 80_000]);
-        repacker.on_passed(&basis, true);
+        repacker.on_cleaned(true);
         assert!(repacker.is_due(basis.now, false), "that one was not in vain");
-        repacker.on_passed(&basis, false);
+        repacker.on_in_vain(&basis);
         assert!(!repacker.is_due(basis.now, false));
         basis.now = basis.now + Duration::from_millis(1250);
         assert!(repacker.is_due(basis.now, false), "it begins anew");

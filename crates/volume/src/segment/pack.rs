@@ -126,7 +126,7 @@ impl Controller {
         let (care, mut around) = self.care();
         let victims = care.cleaner.on_not_worth(&mut around);
         let Some(codec) = codec else { return care.repacker.rest(around.basis) };
-        care.repacker.on_passed(around.basis, false);
+        care.repacker.on_in_vain(around.basis);
         victims.into_iter().for_each(|no| self.segments.note_tried(no, codec));
     }
 

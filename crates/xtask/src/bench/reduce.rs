@@ -82,7 +82,7 @@ fn stored(grid: &Grid) -> Result<()> {
 }
 
 /// When nothing more is packed.
-fn packed(grid: &Grid, name: &str) -> Result<serde_json::Value> {
+pub(super) fn packed(grid: &Grid, name: &str) -> Result<serde_json::Value> {
     let end = Instant::now() + PACKED_WITHIN;
     let look = || -> Result<_> {
         let volume = grid.volume(name)?;

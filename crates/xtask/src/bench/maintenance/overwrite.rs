@@ -7,6 +7,7 @@ use crate::bench::grid::{Grid, Shape};
 use crate::bench::latency::SECOND_MS;
 use crate::bench::load::Load;
 use crate::bench::paired::{Figures, READ_64K, Target, fill, measure as run_job, median};
+use crate::bench::reduce::packed;
 use crate::bench::report::Report;
 use anyhow::{Context, Result};
 use std::time::Duration;
@@ -58,7 +59,7 @@ pub fn measure_packed(setup: &Setup, report: &mut Report) -> Result<()> {
         let offset = format!("--offset={}m", part * part_mib);
         let job: Vec<&str> = fio::FILL.iter().copied().chain(HALF).chain([offset.as_str()]).collect();
         run_job(&target, part_mib, &job, None)?;
-        grid.settle()?;
+        packed(&grid, "v")?;
     }
     let taken_part = 1.0 - writable_mib(&grid)? / (part_mib as f64 * FILLED_AT_ONCE as f64 / HALVED / TAKEN);
     report.told("of what could be written is taken", taken_part, "");
