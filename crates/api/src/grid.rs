@@ -161,6 +161,8 @@ impl fmt::Display for Concern {
 pub struct Finding {
     pub severity: Severity,
     pub concern: Concern,
+    /// By what it is known again: it stays while the trouble does, though `what` and the severity may change.
+    pub about: String,
     pub what: String,
     /// A command, or in words what is to be done; nothing where `what` says it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -174,6 +176,13 @@ pub struct Health {
     pub status: GridStatus,
     /// The worst first.
     pub findings: Vec<Finding>,
+}
+
+impl Finding {
+    /// Of the same trouble.
+    pub fn is_same(&self, other: &Finding) -> bool {
+        (self.concern, &self.about) == (other.concern, &other.about)
+    }
 }
 
 impl fmt::Display for Finding {

@@ -25,17 +25,18 @@ const NAMED_MAX: usize = 3;
 struct Found(Vec<Finding>);
 
 impl Found {
-    fn add(&mut self, severity: Severity, concern: Concern, what: impl Into<String>, next: &str) {
+    /// `about`: the same for as long as it is the same trouble, whatever the text says.
+    fn add(&mut self, severity: Severity, (concern, about): (Concern, String), what: String, next: &str) {
         let next = (!next.is_empty()).then(|| next.to_string());
-        self.0.push(Finding { severity, concern, what: what.into(), next });
+        self.0.push(Finding { severity, concern, about, what, next });
     }
 
-    fn warning(&mut self, concern: Concern, what: impl Into<String>, next: &str) {
-        self.add(Severity::Warning, concern, what, next);
+    fn warning(&mut self, concern: Concern, about: impl Into<String>, what: impl Into<String>, next: &str) {
+        self.add(Severity::Warning, (concern, about.into()), what.into(), next);
     }
 
-    fn critical(&mut self, concern: Concern, what: impl Into<String>, next: &str) {
-        self.add(Severity::Critical, concern, what, next);
+    fn critical(&mut self, concern: Concern, about: impl Into<String>, what: impl Into<String>, next: &str) {
+        self.add(Severity::Critical, (concern, about.into()), what.into(), next);
     }
 }
 
@@ -51,8 +52,8 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
     about_recovery(status, &mut found);
     status.nodes.iter().for_each(|node| about_node(node, &mut found));
     about_capacity(status, &mut found);
-    for warning in &status.certificate_warnings {
-        found.warning(Concern::Certificates, warning, "");
+    for (number, warning) in status.certificate_warnings.iter().enumerate() {
+        found.warning(Concern::Certificates, format!("certificate {number}"), warning, "");
     }
     about_clock(status, &mut found);
     // Those of one severity stay in the order above.
@@ -66,26 +67,32 @@ fn about_host(status: &GridStatus, found: &mut Found) {
     match host.state {
         HostState::Up => {}
         HostState::Down => {
-            found.critical(Concern::Service, "the host is down, and serves no volume", "`holdfast grid up`")
+            found.critical(Concern::Service, "host", "the host is down, and serves no volume", "`holdfast grid up`")
         }
-        HostState::Removed => found.critical(Concern::Service, host.trouble.clone().unwrap_or_default(), ""),
+        HostState::Removed => found.critical(Concern::Service, "host", host.trouble.clone().unwrap_or_default(), ""),
         HostState::Starting => found.critical(
             Concern::Service,
+            "host",
             format!("the host serves no volume yet{why}"),
             "see whether the metadata store runs; the host goes on by itself",
         ),
         HostState::Hung | HostState::Other => {
             let next =
                 host.pid.map_or(String::new(), |pid| format!("`kill -CONT {pid}`, where a signal has stopped it"));
-            found.critical(Concern::Service, format!("the host hangs{why}"), &next);
+            found.critical(Concern::Service, "host", format!("the host hangs{why}"), &next);
         }
     }
     if let Some(trouble) = &status.metadata.trouble {
-        found.critical(Concern::Metadata, format!("metadata {}, {trouble}", status.metadata.store), "");
+        found.critical(Concern::Metadata, "metadata", format!("metadata {}, {trouble}", status.metadata.store), "");
     }
     for volume in &status.unreadable {
         let what = format!("volume {} can't be read by this release: {}", volume.name, volume.why);
-        found.critical(Concern::Metadata, what, "bring this machine to the release of the others");
+        found.critical(
+            Concern::Metadata,
+            format!("volume {} unreadable", volume.name),
+            what,
+            "bring this machine to the release of the others",
+        );
     }
 }
 
@@ -105,14 +112,19 @@ fn about_recovery(status: &GridStatus, found: &mut Found) {
              as it is: `holdfast meta recover --accept {} --yes`",
             volume.name
         );
-        found.warning(Concern::Metadata, what, &next);
+        found.warning(Concern::Metadata, format!("volume {} found", volume.name), what, &next);
     }
     let lacking =
         status.volumes.iter().filter(|v| live(v).is_some_and(|live| !live.recoverable)).map(|v| v.name.as_str());
     let lacking: Vec<&str> = lacking.collect();
     if !lacking.is_empty() {
         let what = format!("{} could not be had back as they are if the metadata store were lost", names(&lacking));
-        found.warning(Concern::Redundancy, what, "bring nodes back that are away, and all to one release");
+        found.warning(
+            Concern::Redundancy,
+            "volumes not recoverable",
+            what,
+            "bring nodes back that are away, and all to one release",
+        );
     }
 }
 
@@ -121,7 +133,7 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
     for volume in &status.volumes {
         if let Some(why) = &volume.waits {
             let what = format!("volume {} can't be opened yet: {why}", volume.name);
-            found.critical(Concern::Service, what, &bring_back(&away));
+            found.critical(Concern::Service, format!("volume {} waits", volume.name), what, &bring_back(&away));
         } else if volume.orphaned && volume.clone_of.is_none() {
             let host = volume.host.as_deref().unwrap_or("-");
             let what = format!("volume {} is served by nobody: its host, {host}, is gone", volume.name);
@@ -129,11 +141,11 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
                 "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
                 volume.name
             );
-            found.critical(Concern::Service, what, &next);
+            found.critical(Concern::Service, format!("volume {} orphaned", volume.name), what, &next);
         } else if volume.state == VolumeState::Locked {
             let what = format!("volume {} is locked: its key could not be had", volume.name);
             let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
-            found.critical(Concern::Service, what, &next);
+            found.critical(Concern::Service, format!("volume {} locked", volume.name), what, &next);
         }
     }
     let served: Vec<&VolumeInfo> = status.volumes.iter().filter(|volume| live(volume).is_some()).collect();
@@ -148,13 +160,13 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
             away.len(),
             names(&short)
         );
-        found.critical(Concern::Service, what, &bring_back(&away));
+        found.critical(Concern::Service, "nodes short", what, &bring_back(&away));
     }
     let at_risk = served.iter().filter(|v| live(v).is_some_and(|l| l.at_risk_entries > 0)).map(|v| v.name.as_str());
     let at_risk: Vec<&str> = at_risk.collect();
     if !at_risk.is_empty() {
         let what = format!("what {} wrote last is on fewer devices than it is to be", names(&at_risk));
-        found.critical(Concern::DataAtRisk, what, &bring_back(&away));
+        found.critical(Concern::DataAtRisk, "volumes at risk", what, &bring_back(&away));
     }
     let degraded = served.iter().filter(|v| live(v).is_some_and(|l| l.degraded_segments > 0)).map(|v| v.name.as_str());
     let degraded: Vec<&str> = degraded.collect();
@@ -164,7 +176,12 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
         } else {
             bring_back(&away)
         };
-        found.warning(Concern::Redundancy, format!("parts of {} bear less than they are to", names(&degraded)), &next);
+        found.warning(
+            Concern::Redundancy,
+            "volumes degraded",
+            format!("parts of {} bear less than they are to", names(&degraded)),
+            &next,
+        );
     }
 }
 
@@ -220,27 +237,40 @@ fn about_node(node: &NodeView, found: &mut Found) {
         NodeState::Suspect => {
             found.warning(
                 Concern::Redundancy,
+                format!("node {id}"),
                 format!("node {id} is late, and avoided{why}"),
                 "`holdfast device list`",
             );
         }
-        NodeState::Hung => found.warning(Concern::Redundancy, format!("node {id} hangs{why}"), &how_back(node)),
-        NodeState::Cut => found.warning(Concern::Redundancy, format!("node {id} is cut off{why}"), &how_back(node)),
-        state => found.warning(Concern::Redundancy, format!("node {id} is {state}{why}"), &how_back(node)),
+        NodeState::Hung => {
+            found.warning(Concern::Redundancy, format!("node {id}"), format!("node {id} hangs{why}"), &how_back(node))
+        }
+        NodeState::Cut => found.warning(
+            Concern::Redundancy,
+            format!("node {id}"),
+            format!("node {id} is cut off{why}"),
+            &how_back(node),
+        ),
+        state => found.warning(
+            Concern::Redundancy,
+            format!("node {id}"),
+            format!("node {id} is {state}{why}"),
+            &how_back(node),
+        ),
     }
     node.devices.iter().for_each(|device| about_device(node, device, found));
 }
 
 fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
     if let Some((what, next)) = device_trouble(node, device) {
-        found.warning(Concern::Redundancy, what, &next);
+        found.warning(Concern::Redundancy, format!("device {}", node.name_of(device).0), what, &next);
     }
     if let Some(drive) = device.drive.as_ref().filter(|drive| drive.is_failing()) {
         let (name, _) = node.name_of(device);
         let remove = on_its_machine(node, format!("`holdfast device remove {name}`"));
         let next = format!("`holdfast device list`; when it is empty {remove}");
         let what = format!("node {}: the drive of device {name} {drive}; replace it", node.id);
-        found.warning(Concern::Redundancy, what, &next);
+        found.warning(Concern::Redundancy, format!("drive {}", node.name_of(device).0), what, &next);
     }
 }
 
@@ -341,20 +371,20 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
     match left {
         Room::Nothing => {
             let what = format!("devices are full{whom}: guests' writes wait, or fail");
-            found.critical(Concern::Capacity, what, &next);
+            found.critical(Concern::Capacity, "room", what, &next);
         }
         Room::Little => {
             let what = format!("less than {LOW_PER_CENT} % of devices is free{whom}");
-            found.critical(Concern::Capacity, what, &next);
+            found.critical(Concern::Capacity, "room", what, &next);
         }
         Room::Less => {
             let what = format!("less than {WARN_PER_CENT} % of devices is free{whom}");
-            found.warning(Concern::Capacity, what, &next);
+            found.warning(Concern::Capacity, "room", what, &next);
         }
         Room::Enough => {}
     }
     if let Some(alarm) = full_soon(status.days_to_full) {
-        found.warning(Concern::Capacity, alarm, "");
+        found.warning(Concern::Capacity, "room soon", alarm, "");
     }
 }
 
@@ -369,7 +399,7 @@ fn about_clock(status: &GridStatus, found: &mut Found) {
     if let Some(first) = ahead.first() {
         let what =
             format!("snapshot {first} is dated ahead of this machine's clock: that is wrong, or was when it was taken");
-        found.warning(Concern::Time, what, "`timedatectl` shows whether the clock is kept right");
+        found.warning(Concern::Time, "clock", what, "`timedatectl` shows whether the clock is kept right");
     }
 }
 

@@ -85,7 +85,7 @@ mod tests {
     fn pages_of_other_sites_are_told_by_their_origin() {
         let host = (header::HOST, "10.0.0.1:8443");
         let from = |origin| headers(&[host.clone(), (header::ORIGIN, origin)]);
-        assert!(!is_of_another_site(&headers(&[host.clone()])), "no browser");
+        assert!(!is_of_another_site(&headers(std::slice::from_ref(&host))), "no browser");
         assert!(!is_of_another_site(&from("https://10.0.0.1:8443")));
         for foreign in ["https://10.0.0.1", "http://10.0.0.1:8443", "https://evil.example", "null", ""] {
             assert!(is_of_another_site(&from(foreign)), "{foreign}");

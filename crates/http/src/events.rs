@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! event: findings     what is not well now, all of it: once, first of all
-//! event: raised       one finding that is new
+//! event: raised       one finding that is new, or of another severity
 //! event: cleared      one that is gone
 //! ```
 //! The host is looked at once a second for all who listen, and not at all while nobody does. Each listener is told what
@@ -117,8 +117,10 @@ pub fn stream(
 /// What is to be told of `now` to who knows `before`.
 fn changes(before: Option<&Vec<Finding>>, now: &[Finding]) -> Vec<Event> {
     let Some(before) = before else { return vec![event("findings", &now)] };
-    let raised = now.iter().filter(|finding| !before.contains(finding)).map(|finding| event("raised", finding));
-    let cleared = before.iter().filter(|finding| !now.contains(finding)).map(|finding| event("cleared", finding));
+    let knows = |all: &[Finding], of: &Finding| all.iter().any(|f| f.is_same(of) && f.severity == of.severity);
+    let raised = now.iter().filter(|finding| !knows(before, finding)).map(|finding| event("raised", finding));
+    let is_gone = |finding: &&Finding| !now.iter().any(|f| f.is_same(finding));
+    let cleared = before.iter().filter(is_gone).map(|finding| event("cleared", finding));
     raised.chain(cleared).collect()
 }
 
@@ -133,13 +135,14 @@ mod tests {
 
     #[test]
     fn listeners_are_told_what_changed_since_they_were_told() {
-        let of = |what: &str| Finding {
-            severity: Severity::Warning,
+        let of = |severity, about: &str, what: &str| Finding {
+            severity,
             concern: Concern::Capacity,
+            about: about.to_string(),
             what: what.to_string(),
             next: None,
         };
-        let (a, b, c) = (of("a"), of("b"), of("c"));
+        let [a, b, c] = ["a", "b", "c"].map(|about| of(Severity::Warning, about, "it is so"));
         let told = |before: Option<&Vec<Finding>>, now: &[Finding]| {
             changes(before, now).iter().map(|event| format!("{event:?}")).collect::<Vec<_>>()
         };
@@ -147,7 +150,12 @@ mod tests {
         assert!(first.len() == 1 && first[0].contains("findings") && first[0].contains("capacity"), "{first:?}");
         let second = told(Some(&vec![a.clone(), b.clone()]), &[b.clone(), c]);
         assert!(second.len() == 2 && second[0].contains("raised") && second[1].contains("cleared"), "{second:?}");
-        assert!(told(Some(&vec![a.clone(), b.clone()]), &[b, a]).is_empty(), "in another order it is the same");
+        let known = vec![a.clone(), b.clone()];
+        assert!(told(Some(&known), &[b.clone(), a]).is_empty(), "in another order it is the same");
+        let later = of(Severity::Warning, "a", "it is so for 2 s");
+        assert!(told(Some(&known), &[later, b.clone()]).is_empty(), "a text that goes on is no news");
+        let worse = told(Some(&known), &[of(Severity::Critical, "a", "it is so"), b]);
+        assert!(worse.len() == 1 && worse[0].contains("raised"), "it is told once more when it is worse: {worse:?}");
         assert_eq!(told(None, &[]).len(), 1, "that all is well is told, too");
     }
 }

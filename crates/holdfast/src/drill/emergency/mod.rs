@@ -477,7 +477,13 @@ mod tests {
 
     #[test]
     fn a_grid_that_lacks_room_may_be_drilled_and_one_that_lacks_redundancy_may_not() {
-        let finding = |concern| Finding { severity: Severity::Warning, concern, what: "it".to_string(), next: None };
+        let finding = |concern| Finding {
+            severity: Severity::Warning,
+            concern,
+            about: "it".to_string(),
+            what: "it".to_string(),
+            next: None,
+        };
         let amiss = [Concern::Service, Concern::DataAtRisk, Concern::Redundancy, Concern::Metadata];
         assert!(amiss.into_iter().all(|concern| is_amiss(&finding(concern))));
         let others = [Concern::Capacity, Concern::Certificates, Concern::Time];
