@@ -3,7 +3,7 @@
 use crate::{
     ConfiguredDevice, DeviceInfo, HostState, LongTurn, NodeState, PackingInfo, TrashInfo, Unreadable, VolumeInfo,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 use utoipa::ToSchema;
@@ -167,6 +167,16 @@ pub struct Finding {
     /// A command, or in words what is to be done; nothing where `what` says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+/// Whether a test alert arrived by one way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AlertArrival {
+    /// `webhook at hooks.example`
+    pub way: String,
+    /// Why it did not, as far as this end can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// A grid, and what is not well there.

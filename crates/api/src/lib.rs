@@ -23,7 +23,7 @@ mod volume;
 
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
-pub use grid::{Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity};
+pub use grid::{AlertArrival, Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity};
 pub use holdfast_format::meta::KeySource;
 pub use host::{
     HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo, TaskKind, TaskUnit, TrashInfo,

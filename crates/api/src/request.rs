@@ -307,6 +307,8 @@ pub enum Request {
     AuthorityGive {
         to: String,
     },
+    /// Sends a test alert by each way that is set; answered by [`crate::Response::Alerts`].
+    AlertsTest,
     /// A list of revoked certificates, newer than the one that counts, and signed by the grid's authority.
     TlsRevoke {
         list: String,
@@ -457,6 +459,7 @@ impl Request {
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. }
             | Request::Metadata
+            | Request::AlertsTest
             | Request::VolumeFilterAdd { .. }
             | Request::VolumeFilterRemove { .. }
             | Request::NodeCut { .. }

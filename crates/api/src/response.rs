@@ -1,6 +1,8 @@
 //! What a host answers: one of these to each request.
 
-use crate::{Code, HostStatus, MachineInfo, Parts, QosInfo, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace};
+use crate::{
+    AlertArrival, Code, HostStatus, MachineInfo, Parts, QosInfo, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace,
+};
 use holdfast_format::meta::MetadataFile;
 use holdfast_format::stream::Begin;
 use serde::{Deserialize, Serialize};
@@ -49,6 +51,9 @@ pub enum Response {
         never: bool,
     },
     Qos(Box<QosInfo>),
+    Alerts {
+        arrivals: Vec<AlertArrival>,
+    },
     Machines {
         machines: Vec<MachineInfo>,
     },

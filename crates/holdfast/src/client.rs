@@ -4,7 +4,8 @@ use crate::grid::layout::GridDir;
 use crate::grid::processes::Role;
 use anyhow::{Context, Result, bail};
 use holdfast_api::{
-    Code, Error, HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace, refuse,
+    AlertArrival, Code, Error, HostStatus, MachineInfo, Request, Response, TaskInfo, TrashInfo, VolumeInfo,
+    VolumeSpace, refuse,
 };
 use holdfast_format::meta::MetadataFile;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -87,6 +88,13 @@ fn silent(error: &std::io::Error, patience: Duration) -> Error {
 pub fn status(dir: &GridDir) -> Result<HostStatus> {
     match ask(dir, &Request::Status, QUICK)? {
         Response::Status(status) => Ok(*status),
+        other => unexpected(&other),
+    }
+}
+
+pub fn test_alerts(dir: &GridDir) -> Result<Vec<AlertArrival>> {
+    match ask(dir, &Request::AlertsTest, PATIENT)? {
+        Response::Alerts { arrivals } => Ok(arrivals),
         other => unexpected(&other),
     }
 }

@@ -26,17 +26,17 @@ struct Found(Vec<Finding>);
 
 impl Found {
     /// `about`: the same for as long as it is the same trouble, whatever the text says.
-    fn add(&mut self, severity: Severity, (concern, about): (Concern, String), what: String, next: &str) {
+    fn add(&mut self, severity: Severity, concern: Concern, about: String, what: String, next: &str) {
         let next = (!next.is_empty()).then(|| next.to_string());
         self.0.push(Finding { severity, concern, about, what, next });
     }
 
     fn warning(&mut self, concern: Concern, about: impl Into<String>, what: impl Into<String>, next: &str) {
-        self.add(Severity::Warning, (concern, about.into()), what.into(), next);
+        self.add(Severity::Warning, concern, about.into(), what.into(), next);
     }
 
     fn critical(&mut self, concern: Concern, about: impl Into<String>, what: impl Into<String>, next: &str) {
-        self.add(Severity::Critical, (concern, about.into()), what.into(), next);
+        self.add(Severity::Critical, concern, about.into(), what.into(), next);
     }
 }
 

@@ -3,6 +3,7 @@
 //! Role: reads the command line and hands over. Everything that can go wrong ends here as one message on standard error
 //! that says what, why, and what to do next.
 
+mod alerts;
 mod bench;
 mod cli;
 mod client;
@@ -84,6 +85,8 @@ enum Command {
     Qos(cli::qos::QosArgs),
     /// Domains of volumes whose equal content is stored once
     Sharing(cli::sharing::SharingArgs),
+    /// Whether people are told what is not well
+    Alerts(cli::alerts::AlertsArgs),
     /// What first tiers hold, what leaves them, and how often they are read
     Tier(cli::tier::TierArgs),
     /// What the grid does right now, and what is not well
@@ -158,6 +161,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Bench(args) => bench::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Qos(args) => cli::qos::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Alerts(args) => cli::alerts::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Sharing(args) => cli::sharing::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Status(_) => unreachable!("it has exit codes of its own"),

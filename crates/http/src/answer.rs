@@ -3,8 +3,8 @@
 use crate::given::{Named, reference};
 use axum::http::StatusCode;
 use holdfast_api::{
-    HostStatus, MachineInfo, NodeInfo, Parts, QosInfo, Response, SlowInfo, SnapshotInfo, TaskInfo, TrashInfo,
-    VolumeInfo, VolumeSpace,
+    AlertArrival, HostStatus, MachineInfo, NodeInfo, Parts, QosInfo, Response, SlowInfo, SnapshotInfo, TaskInfo,
+    TrashInfo, VolumeInfo, VolumeSpace,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -81,6 +81,12 @@ macro_rules! answers {
             }
         }
     )*};
+}
+
+/// What became of a test, by each way that is set.
+#[derive(Serialize, ToSchema)]
+pub struct Alerts {
+    pub arrivals: Vec<AlertArrival>,
 }
 
 /// Volumes, by name.
@@ -165,6 +171,7 @@ answers! {
     QosInfo: Response::Qos(qos) => Some(*qos);
     Volumes: Response::Volumes { volumes } => Some(Volumes { volumes });
     Machines: Response::Machines { machines } => Some(Machines { machines });
+    Alerts: Response::Alerts { arrivals } => Some(Alerts { arrivals });
     Tasks: Response::Tasks { tasks, silent } => Some(Tasks { tasks, silent });
     Space: Response::Space { volumes, silent } => Some(Space { volumes, silent });
     Trash: Response::Trash { trash } => Some(Trash { trash });

@@ -1,7 +1,8 @@
 //! All that can be asked for.
 
 use crate::answer::{
-    Answer, Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Trash, Volumes,
+    Alerts, Answer, Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Trash,
+    Volumes,
 };
 use crate::bodies::{
     ClassBody, ClientsBody, CloneBody, DeleteQuery, DrainBody, ExportBody, FilterBody, ForceQuery, HandoverBody,
@@ -68,6 +69,9 @@ fn grid() -> Vec<Endpoint> {
         }),
         act::<Tasks>(Method::GET, "/v1/tasks", "What all hosts do in the background", |_| Ok(Request::Tasks)),
         act::<Space>(Method::GET, "/v1/space", "What open volumes hold, at all hosts", |_| Ok(Request::GridSpace)),
+        act::<Alerts>(Method::POST, "/v1/alerts/test", "Sends a test alert by each way that this host has", |_| {
+            Ok(Request::AlertsTest)
+        }),
         act::<QosInfo>(Method::GET, "/v1/qos", "Which floors are promised, and of what", |_| Ok(Request::Qos)),
         act::<Machines>(Method::GET, "/v1/machines", "Machines of the grid", |_| Ok(Request::Machines)),
         delete::<RemoveQuery, Leaving>(

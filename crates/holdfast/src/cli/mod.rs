@@ -1,5 +1,6 @@
 //! The command line: what can be asked, and how answers look.
 
+pub mod alerts;
 pub mod config;
 pub mod device;
 pub mod etcd;

@@ -31,6 +31,10 @@ pub enum Kind {
     Threads(u32),
     /// One of [`ISOLATIONS`].
     Isolation,
+    /// An address with one of these schemes.
+    Url(&'static [&'static str]),
+    /// Mail addresses up to so many, with commas between them.
+    Mailboxes(usize),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,6 +51,8 @@ pub enum Value {
     Threads(u32),
     /// Nothing is `off`.
     Isolation(Option<Isolation>),
+    /// An address, or several.
+    Text(String),
 }
 
 /// How volumes of a host are kept from each other, from most on.
@@ -324,6 +330,65 @@ pub const KEYS: &[Key] = &[
         put: |settings, value| settings.api_tls_dir = value.directory(),
     },
     Key {
+        name: "alerts.webhook",
+        kind: Kind::Url(&["https://", "http://"]),
+        default: "",
+        example: "https://chat.example.org/hooks/x1",
+        brief: "Address to which the host posts what is not well, when it comes and when it is over.",
+        more: "Each is an object in JSON, with `text` for people, which chats show. A warning has to stand for a minute, \
+               and what is critical for 10 s. Over is what was away for a minute. One host tells for all, the \
+               steward, so set it on each. `holdfast alerts test` tries it.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.alerts.webhook = value.line(),
+    },
+    Key {
+        name: "alerts.smtp",
+        kind: Kind::Url(&["smtps://", "smtp://"]),
+        default: "",
+        example: "smtps://holdfast@mail.example.org:465",
+        brief: "Mail server by which the host sends the same.",
+        more: "`smtps://USER@SERVER:465` has TLS from the beginning, `smtp://USER@SERVER:587?tls=required` from \
+               STARTTLS on. Plain `smtp://` secures nothing, and is for a server on this machine. Needs \
+               `alerts.mail_from` and `alerts.mail_to`.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.alerts.smtp = value.line(),
+    },
+    Key {
+        name: "alerts.smtp_password_file",
+        kind: Kind::Directory,
+        default: "",
+        example: "/etc/holdfast/smtp-password",
+        brief: "File with the password of the user that `alerts.smtp` names.",
+        more: "The host reads it each time, so another one counts from the next mail on. Nobody else should read it.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.alerts.smtp_password_file = value.directory(),
+    },
+    Key {
+        name: "alerts.mail_from",
+        kind: Kind::Mailboxes(1),
+        default: "",
+        example: "holdfast@example.org",
+        brief: "Sender of such mail.",
+        more: "Many servers take only what the user may send as.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.alerts.mail_from = value.line(),
+    },
+    Key {
+        name: "alerts.mail_to",
+        kind: Kind::Mailboxes(16),
+        default: "",
+        example: "ann@example.org, on-call@example.org",
+        brief: "Who gets such mail.",
+        more: "With commas between them.",
+        older_name: "",
+        older: |_| None,
+        put: |settings, value| settings.alerts.mail_to = value.line(),
+    },
+    Key {
         name: "authority.spread",
         kind: Kind::Switch,
         default: "on",
@@ -373,6 +438,9 @@ impl Kind {
             Kind::Switch => "on or off".to_string(),
             Kind::Threads(to) => format!("a number from 1 to {to}, or auto"),
             Kind::Isolation => "strict, balanced, rate or off".to_string(),
+            Kind::Url(schemes) => format!("an address that begins with {}", schemes.join(" or ")),
+            Kind::Mailboxes(1) => "a mail address".to_string(),
+            Kind::Mailboxes(_) => "mail addresses, with commas between them".to_string(),
         }
     }
 
@@ -413,6 +481,21 @@ impl Kind {
                 let found = ISOLATIONS.iter().find(|(name, _)| *name == text);
                 let isolation = found.map(|(_, isolation)| Value::Isolation(*isolation));
                 isolation.ok_or_else(|| format!("`{text}` is none: it is {}", self.text()))
+            }
+            Kind::Url(schemes) => {
+                let is_right = |scheme: &&str| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
+                let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+                match is_plain && schemes.iter().any(is_right) {
+                    true => Ok(Value::Text(text.to_string())),
+                    false => Err(format!("`{text}` is none: it is {}", self.text())),
+                }
+            }
+            Kind::Mailboxes(most) => {
+                let is_right = |one: &str| one.trim().parse::<lettre::message::Mailbox>().is_ok();
+                match text.split(',').all(is_right) && text.split(',').count() <= most {
+                    true => Ok(Value::Text(text.to_string())),
+                    false => Err(format!("`{text}` is none: it is {}", self.text())),
+                }
             }
             Kind::Threads(_) if text == "auto" => Ok(Value::Threads(0)),
             Kind::Threads(to) => {
@@ -492,6 +575,13 @@ impl Value {
         }
     }
 
+    fn line(self) -> Option<String> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => unreachable!("the table puts only texts where texts go"),
+        }
+    }
+
     fn directory(self) -> Option<PathBuf> {
         match self {
             Value::Directory(path) => Some(path),
@@ -511,6 +601,7 @@ impl Value {
             Value::Share(0) => "off".to_string(),
             Value::Share(percent) => format!("{percent} %"),
             Value::Group(group) => group.clone(),
+            Value::Text(text) => text.clone(),
             Value::Threads(0) => "auto".to_string(),
             Value::Threads(count) => count.to_string(),
             Value::Isolation(isolation) => {

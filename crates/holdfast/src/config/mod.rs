@@ -7,6 +7,7 @@ mod explain;
 pub mod file;
 pub mod keys;
 
+use crate::alerts::send::Targets;
 use crate::grid::layout::{GridConfig, GridDir};
 use anyhow::{Context, Result};
 pub use explain::{explain_key, explain_keys, markdown, template};
@@ -29,6 +30,8 @@ pub struct HostSettings {
     /// Where the HTTP interface is served over TLS, with its certificates.
     pub api_tcp: Option<SocketAddr>,
     pub api_tls_dir: Option<PathBuf>,
+    /// Whom the host tells what is not well.
+    pub alerts: Targets,
     /// NBD over TCP may be open to everybody.
     pub nbd_open: bool,
     pub writeback_bytes: u64,
@@ -178,6 +181,12 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
     }
     let dirs = [("nbd.tls_dir", &settings.tls_dir), ("api.tls_dir", &settings.api_tls_dir)];
     complaints.extend(dirs.into_iter().filter_map(|(key, dir)| about_server(key, line(key)?, dir.as_deref()?)));
+    let alerts = &settings.alerts;
+    let lacks = [("alerts.mail_from", &alerts.mail_from), ("alerts.mail_to", &alerts.mail_to)];
+    if let (Some(line), Some((key, _))) = (line("alerts.smtp"), lacks.into_iter().find(|(_, set)| set.is_none())) {
+        let what = format!("alerts.smtp is set, and {key} is not: mail has a sender and receivers");
+        complaints.push(Complaint { line, what, next: format!("set {key}, too, or remove alerts.smtp") });
+    }
     if let Some(line) = line("api.tcp") {
         let next = "`holdfast grid tls server ADDRESS --out DIR` makes what api.tls_dir is to name";
         let lacks = if settings.api_tls_dir.is_none() {

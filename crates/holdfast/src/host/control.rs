@@ -5,6 +5,7 @@
 //!
 //! Limits: [`CONNECTIONS_MAX`] connections; [`ANSWER_MAX`] for the reactor's answers.
 
+use super::alerts;
 use super::assignment::{self, Assignment, Hold, Input};
 use super::authority::Sessions;
 use super::catalog::{Catalog, CloneRecord, Entry, Reserving, Settings, StillNeeded, What, check_name};
@@ -218,6 +219,7 @@ pub fn start(
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
     http::start(&plane, sockets.api)?;
+    alerts::start(&plane)?;
     for (listener, role) in sockets.control {
         let plane = Arc::clone(&plane);
         let serve = move || accept(&listener, role, &plane);
@@ -378,6 +380,7 @@ impl ControlPlane {
             }
             Request::VolumeRename { name, new } => self.rename(&name, &new).map(Response::from),
             Request::VolumeProtect { name, protected } => self.protect(&name, protected).map(Response::from),
+            Request::AlertsTest => self.test_alerts().map(|arrivals| Response::Alerts { arrivals }),
             Request::AuthorityGive { to } => self.give_authority(&to).map(|()| Response::Done),
             Request::VolumeExport { name, takeover, multipath, key, shared, failover } => {
                 let named = key.map_or(Ok(()), |key| self.keys.name_source(&self.catalog.find(&name)?, &key));
@@ -472,7 +475,7 @@ impl ControlPlane {
     }
 
     /// That the store is out of reach, or not believed, and why: goes on after "is".
-    fn store_trouble(&self) -> Option<String> {
+    pub(super) fn store_trouble(&self) -> Option<String> {
         let doubt = self.records.doubt();
         let doubt =
             doubt.map(|doubt| format!("not believed: {doubt}. Data is served on; nothing that it decides happens"));

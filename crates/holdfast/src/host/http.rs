@@ -30,14 +30,7 @@ impl Ask for Plane {
     }
 
     fn health(&self) -> Result<Health, Error> {
-        let tell = || match self.0.asked(Role::Admin, Request::Status) {
-            Response::Status(status) => Ok(*status),
-            Response::Error { message, .. } => Err(anyhow!(message)),
-            other => Err(anyhow!("the host answers {other:?}")),
-        };
-        let status = overview::gather_as(&self.0.dir, tell);
-        let status = status.map_err(|error| Error::new(Code::Failed, format!("{error:#}")))?;
-        Ok(Health { findings: findings::of(&status), status })
+        health(&self.0).map_err(|error| Error::new(Code::Failed, format!("{error:#}")))
     }
 
     fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error> {
@@ -62,6 +55,17 @@ impl Plane {
         let certificates = &self.0.revocations.certificates;
         Ok(Bearer::verify(text, certificates.grid(), &certificates.ca_pem()?, now_s())?)
     }
+}
+
+/// The grid as this host has it, and what is not well.
+pub(super) fn health(plane: &ControlPlane) -> Result<Health> {
+    let tell = || match plane.asked(Role::Admin, Request::Status) {
+        Response::Status(status) => Ok(*status),
+        Response::Error { message, .. } => Err(anyhow!(message)),
+        other => Err(anyhow!("the host answers {other:?}")),
+    };
+    let status = overview::gather_as(&plane.dir, tell)?;
+    Ok(Health { findings: findings::of(&status), status })
 }
 
 fn refused(why: &str) -> Error {

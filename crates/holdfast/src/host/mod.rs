@@ -11,6 +11,7 @@
 //! good as a crash, from which the next start recovers.
 
 mod access;
+mod alerts;
 mod assignment;
 mod authority;
 pub mod catalog;

@@ -28,6 +28,7 @@ use holdfast_host::{CloseOutcome, OpenSpec, Order};
 use holdfast_runtime::meta::{Commit, Compare, MetaError, MetaStore, Write};
 use holdfast_runtime::{clock, pki};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -43,17 +44,25 @@ const COMMITS_MAX: usize = 16;
 
 /// The way to the machine; clones share it.
 #[derive(Clone)]
-pub struct Stewardship(Sender<Event>);
+pub struct Stewardship {
+    events: Sender<Event>,
+    leads: Arc<AtomicBool>,
+}
 
 impl Stewardship {
     pub fn new() -> (Stewardship, Receiver<Event>) {
         let (sender, events) = channel();
-        (Stewardship(sender), events)
+        (Stewardship { events: sender, leads: Arc::default() }, events)
     }
 
     /// What is told when the host ends is heard by nobody.
     fn tell(&self, event: Event) {
-        let _ = self.0.send(event);
+        let _ = self.events.send(event);
+    }
+
+    /// This host is the steward, as far as it knows.
+    pub fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
     }
 
     /// The grid has these devices from here on.
@@ -68,7 +77,8 @@ pub(super) fn start(plane: &Arc<ControlPlane>, events: Receiver<Event>) -> Resul
     let (drops, others) = (start_executors(plane, DROPPERS)?, start_executors(plane, EXECUTORS)?);
     let config = Config::new(plane.catalog.host(), u64::from_le_bytes(pki::random()));
     let records = Arc::clone(&plane.records);
-    let drive = move || run(&mut Steward::new(clock::now(), config), &records, &events, &drops, &others);
+    let leads = Arc::clone(&plane.stewardship.leads);
+    let drive = move || run(&mut Steward::new(clock::now(), config), &records, &events, &leads, &drops, &others);
     std::thread::Builder::new().name("steward".to_string()).spawn(drive).context("no thread for the steward")?;
     plane.stewardship.set_places(plane.config().devices());
     let stewardship = plane.stewardship.clone();
@@ -99,6 +109,7 @@ fn run(
     steward: &mut Steward,
     records: &Records,
     events: &Receiver<Event>,
+    leads: &AtomicBool,
     drops: &Sender<Task>,
     others: &Sender<Task>,
 ) {
@@ -110,7 +121,10 @@ fn run(
             Err(RecvTimeoutError::Timeout) => Event::Tick,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        records.view(|view| steward.handle(clock::now(), view, event, &mut out));
+        records.view(|view| {
+            steward.handle(clock::now(), view, event, &mut out);
+            leads.store(steward.is_steward(view), Ordering::Relaxed);
+        });
         for task in out.drain() {
             let queue = if matches!(task.1, Action::Drop { .. }) { drops } else { others };
             // The executors live as long as this thread.
