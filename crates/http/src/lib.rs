@@ -18,6 +18,7 @@ mod describe;
 mod endpoint;
 mod given;
 mod listener;
+pub mod metrics;
 mod problem;
 mod retries;
 mod serve;

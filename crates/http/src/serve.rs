@@ -4,6 +4,7 @@ use crate::describe::described;
 use crate::endpoint::Endpoint;
 use crate::given::Path;
 use crate::listener::Bounded;
+use crate::metrics;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
@@ -35,6 +36,11 @@ const CONNECTIONS_MAX: usize = 256;
 pub trait Ask: Send + Sync + 'static {
     /// Blocks until it is done. Refuses what is not for who asks.
     fn ask(&self, role: Role, request: Request) -> Response;
+
+    /// What the page of metrics has beside what can be asked for.
+    fn survey(&self) -> Option<&dyn metrics::Survey> {
+        None
+    }
 }
 
 /// How long answers may take, and how many are worked at.
@@ -74,13 +80,14 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
 /// All routes.
 pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
     let room = Arc::new(Semaphore::new(config.at_a_time));
+    let page = metrics::routes(Arc::clone(&ask));
     let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room });
     let description = Bytes::from(described());
     let describes = move || {
         let text = description.clone();
         async move { ([(header::CONTENT_TYPE, "application/json")], text) }
     };
-    let mut router = Router::new().route("/v1/openapi.json", get(describes));
+    let mut router = Router::new().route("/v1/openapi.json", get(describes)).merge(page);
     let mut endpoints = table::all();
     while !endpoints.is_empty() {
         let path = endpoints[0].path;

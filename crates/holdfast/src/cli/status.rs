@@ -14,8 +14,8 @@ use crate::resources::{self, space_of};
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
-    Counters, DeviceHealth, DeviceInfo, Finding, GridStatus, HostState, HostView, MetadataView, NodeInfo, NodeState,
-    NodeView, PackingInfo, Severity, VolumeInfo,
+    Counters, DeviceHealth, DeviceInfo, Finding, GridStatus, HostState, HostStatus, HostView, MetadataView, NodeInfo,
+    NodeState, NodeView, PackingInfo, Severity, VolumeInfo,
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
@@ -172,9 +172,14 @@ fn print_rates(rates: &BTreeMap<String, Rates>) -> Result<()> {
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.
 pub fn gather(dir: &GridDir) -> Result<GridStatus> {
+    gather_with(dir, || client::status(dir))
+}
+
+/// The same, from what this machine's host says of itself. It is not asked while it is known to hang.
+pub fn gather_with(dir: &GridDir, ask: impl FnOnce() -> Result<HostStatus>) -> Result<GridStatus> {
     let config: GridConfig = dir.load()?;
     let process = Role::Host.find(dir);
-    let told = process.filter(|p| !p.stopped).map(|_| client::status(dir));
+    let told = process.filter(|p| !p.stopped).map(|_| ask());
     let (status, trouble) = match told {
         Some(Ok(status)) => (Some(status), None),
         Some(Err(error)) => (None, Some(error.to_string())),

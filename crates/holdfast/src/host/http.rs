@@ -4,6 +4,7 @@ use super::control::ControlPlane;
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{Request, Response, Role};
+use holdfast_http::metrics::Survey;
 use holdfast_http::{Ask, Config, router, serve_unix};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -13,6 +14,10 @@ struct Plane(Arc<ControlPlane>);
 impl Ask for Plane {
     fn ask(&self, role: Role, request: Request) -> Response {
         self.0.asked(role, request)
+    }
+
+    fn survey(&self) -> Option<&dyn Survey> {
+        Some(&*self.0)
     }
 }
 
