@@ -1,4 +1,4 @@
-//! What the page of metrics has of this host and its machine, beside its status: nothing of it waits for the metadata
+//! Facts about this host and its machine for the page of metrics, beside its status: nothing of it waits for the metadata
 //! store, other hosts or nodes.
 
 use super::commands::Command;

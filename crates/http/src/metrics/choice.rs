@@ -1,4 +1,4 @@
-//! Which volumes have series of their own.
+//! Choice of volumes that have series of their own.
 
 use super::volumes::live_of;
 use super::{DETAILED_MAX, VOLUMES_MAX};
@@ -31,7 +31,7 @@ pub fn choose(volumes: &[VolumeInfo], loads: &[Neighbour], asked: &[String]) -> 
     (chosen, served.count() - shown)
 }
 
-/// Of these, the busiest: they have series by stage. One that nobody uses has none, unless it is asked for.
+/// The busiest of these: they have series by stage. One that nobody uses has none, unless it is asked for.
 pub fn detailed(chosen: &[VolumeInfo], loads: &[Neighbour], is_asked: bool) -> Vec<String> {
     let rates = rates(loads);
     let rate = |volume: &VolumeInfo| rates.get(volume.name.as_str()).copied().unwrap_or(0);

@@ -51,7 +51,7 @@ const PART_WITHIN: Duration = Duration::from_secs(3);
 /// Volumes with series of their own: those that are asked for, or else those that are not well and the busiest.
 pub(crate) const VOLUMES_MAX: usize = 200;
 
-/// Of these: with series by stage.
+/// Volumes among these with series by stage.
 const DETAILED_MAX: usize = 20;
 
 /// Makes pages.

@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 
-/// What is told, or not, by itself.
+/// A part of the page that is told, or not, by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
     Status,
@@ -49,7 +49,7 @@ pub struct Facts {
     pub tasks: Option<Vec<TaskInfo>>,
     pub findings: Option<Vec<Finding>>,
     pub certificates: Option<Vec<Certificate>>,
-    /// Of the metadata store.
+    /// Members of the metadata store that the host is told of.
     pub members: Option<usize>,
     pub sums: Option<All>,
     /// Volumes with series of their own, by name.
@@ -72,7 +72,7 @@ impl Facts {
     }
 }
 
-/// How the page is written.
+/// Form in which the page is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// OpenMetrics 1.0.

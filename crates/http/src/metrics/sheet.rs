@@ -5,7 +5,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use std::fmt;
 
-/// What a series says.
+/// Value of a series.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Value {
     Count(u64),

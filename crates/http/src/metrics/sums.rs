@@ -8,8 +8,11 @@ use super::volumes::live_of;
 use holdfast_api::{Counters, VolumeInfo};
 use std::collections::BTreeMap;
 
-/// Which counters there are, and the families of their sums.
-pub const COUNTED: [(&Family, fn(&Counters) -> u64); 27] = [
+/// A family, and the counter that it tells of.
+pub type Counted = (&'static Family, fn(&Counters) -> u64);
+
+/// Counters with families of their sums.
+pub const COUNTED: [Counted; 27] = [
     (&f::READS, |c| c.reads),
     (&f::READ_BYTES, |c| c.read_bytes),
     (&f::WRITES, |c| c.writes),

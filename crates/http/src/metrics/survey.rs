@@ -1,4 +1,4 @@
-//! What the page has beside what can be asked for: what is in the memory of a host, and in files of its machine.
+//! Facts for the page beside those that can be asked for: from the memory of a host, and files of its machine.
 
 use holdfast_api::{Error, Finding, HostStatus, Neighbour, SlowInfo, TaskInfo};
 
@@ -14,25 +14,25 @@ pub struct Certificate {
 /// Tells of a host and its machine. Each may block, and fails where it can't be told; nothing asks the metadata store,
 /// other hosts or nodes.
 pub trait Survey: Send + Sync {
-    /// How busy volumes of the host are.
+    /// Rates and depths of volumes of the host that are in use.
     ///
     /// # Errors
     /// The host does not answer.
     fn loads(&self) -> Result<Vec<Neighbour>, Error>;
 
-    /// Where the time of these volumes' requests goes, for those that are in service here.
+    /// Stages of these volumes' requests, for those that are in service here.
     ///
     /// # Errors
     /// The host does not answer.
     fn slow(&self, names: &[String]) -> Result<Vec<(String, SlowInfo)>, Error>;
 
-    /// What the host does in the background.
+    /// Tasks that the host has in the background.
     ///
     /// # Errors
     /// Records can't be read.
     fn tasks(&self, status: &HostStatus) -> Result<Vec<TaskInfo>, Error>;
 
-    /// What is not well, as `holdfast status` says it; without a status that the host does not say how it is.
+    /// Things that are not well, as `holdfast status` says them; without a status that the host does not answer.
     ///
     /// # Errors
     /// Files of the machine can't be read.
@@ -47,6 +47,6 @@ pub trait Survey: Send + Sync {
     /// Members of the metadata store that the host is told of; none where that is a file.
     ///
     /// # Errors
-    /// It is not known.
+    /// Their number is not known.
     fn members(&self) -> Result<usize, Error>;
 }

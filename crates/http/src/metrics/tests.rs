@@ -10,7 +10,7 @@ use holdfast_api::{Neighbour, VolumeInfo};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What the page says of a series.
+/// Value of a series on the page.
 fn value<'a>(page: &'a str, series: &str) -> Option<&'a str> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
 }
@@ -155,7 +155,7 @@ fn only_volumes_can_be_asked_for() {
     assert!(error.message.contains("?volume=NAME"), "{error}");
 }
 
-/// Of a file of the repository.
+/// Text of a file of the repository.
 fn file(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))

@@ -3,17 +3,16 @@
 use super::families::{self as f, Family};
 use super::page::Facts;
 use super::sheet::{Sheet, Value, of_us};
-use super::sums::COUNTED;
+use super::sums::{COUNTED, Counted};
 use holdfast_api::{
-    Counters, HostStatus, Neighbour, SlowInfo, SlowKind, SpaceUse, Times, UnderWayInfo, VolumeInfo, VolumeLive,
-    VolumeState,
+    HostStatus, Neighbour, SlowInfo, SlowKind, SpaceUse, Times, UnderWayInfo, VolumeInfo, VolumeLive, VolumeState,
 };
 use std::collections::HashMap;
 use std::fmt::Result;
 
 const OPS: [&str; 2] = ["read", "write"];
 
-/// What a volume in service here tells; a clone's figures are its volume's.
+/// Figures of a volume in service here; a clone's figures are its volume's.
 pub fn live_of(volume: &VolumeInfo) -> Option<&VolumeLive> {
     volume.live.as_ref().filter(|_| volume.clone_of.is_none())
 }
@@ -116,7 +115,7 @@ fn write_each(chosen: &[VolumeInfo], sheet: &mut Sheet<'_>) -> Result {
     sheet.series(&f::VOLUME_INFO, infos.iter().map(|labels| (labels.each_ref().map(String::as_str), 1u64)))?;
     sheet.series(&f::VOLUME_SIZE, chosen.iter().map(|volume| ([volume.name.as_str()], volume.size_bytes)))?;
     sheet.series(&f::VOLUME_SESSIONS, chosen.iter().map(|volume| ([volume.name.as_str()], volume.sessions)))?;
-    let counters: [(&Family, fn(&Counters) -> u64); 6] = [
+    let counters: [Counted; 6] = [
         (&f::VOLUME_READS, |c| c.reads),
         (&f::VOLUME_READ_BYTES, |c| c.read_bytes),
         (&f::VOLUME_WRITES, |c| c.writes),
@@ -137,7 +136,7 @@ fn write_each(chosen: &[VolumeInfo], sheet: &mut Sheet<'_>) -> Result {
     each(chosen, sheet, &f::VOLUME_SHOWN, |live| live.space.shown_bytes)
 }
 
-/// How busy the chosen ones are, and how fast they answer.
+/// Rates, depths and latencies of the chosen ones.
 fn write_times(facts: &Facts, sheet: &mut Sheet<'_>) -> Result {
     let loads = facts.loads.as_deref().unwrap_or_default();
     let by_name: HashMap<&str, &Neighbour> = loads.iter().map(|load| (load.name.as_str(), load)).collect();
