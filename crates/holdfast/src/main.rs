@@ -116,6 +116,9 @@ enum Command {
         /// The HTTP interface, as docs/reference/openapi.json
         #[arg(long)]
         http: bool,
+        /// The page of metrics, as docs/reference/metrics.md
+        #[arg(long, conflicts_with = "http")]
+        metrics: bool,
     },
 }
 
@@ -172,8 +175,9 @@ fn run(cli: Cli) -> Result<()> {
         Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
-        Command::Reference { http: true } => cli::format::print(holdfast_http::described().trim_end()),
-        Command::Reference { http: false } => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
+        Command::Reference { http: true, .. } => cli::format::print(holdfast_http::described().trim_end()),
+        Command::Reference { metrics: true, .. } => cli::format::print(holdfast_http::metrics::reference().trim_end()),
+        Command::Reference { .. } => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
         Command::Host(args) => {
             let dir = GridDir::choose(dir)?;
             daemon::begin(args.daemon)?;

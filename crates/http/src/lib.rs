@@ -21,6 +21,7 @@ mod endpoint;
 mod events;
 mod given;
 mod listener;
+pub mod metrics;
 mod problem;
 mod retries;
 mod serve;

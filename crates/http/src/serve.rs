@@ -5,6 +5,7 @@ use crate::door::{Closed, Peer};
 use crate::endpoint::Endpoint;
 use crate::events::{self, Watch};
 use crate::given::Path;
+use crate::metrics;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
@@ -53,6 +54,11 @@ pub trait Ask: Send + Sync + 'static {
     /// The host can't tell.
     fn health(&self) -> Result<Health, Error>;
 
+    /// What the page of metrics has beside what can be asked for.
+    fn survey(&self) -> Option<&dyn metrics::Survey> {
+        None
+    }
+
     /// What a caller from the network may do, going by what is good now.
     ///
     /// # Errors
@@ -84,24 +90,33 @@ struct Shared {
 
 impl Shared {
     fn role(&self, peer: &Peer, headers: &HeaderMap) -> Result<Role, Refusal> {
-        peer.role(&*self.ask, headers).map_err(|closed| match closed {
-            Closed::Unknown(error) => Refusal { status: StatusCode::UNAUTHORIZED, error },
-            Closed::Foreign(error) => Refusal { status: StatusCode::FORBIDDEN, error },
-        })
+        role_of(&*self.ask, peer, headers)
     }
+}
+
+/// What may be done by who is at the other end of a connection.
+pub(crate) fn role_of(ask: &dyn Ask, peer: &Peer, headers: &HeaderMap) -> Result<Role, Refusal> {
+    peer.role(ask, headers).map_err(|closed| match closed {
+        Closed::Unknown(error) => Refusal { status: StatusCode::UNAUTHORIZED, error },
+        Closed::Foreign(error) => Refusal { status: StatusCode::FORBIDDEN, error },
+    })
 }
 
 /// All routes.
 pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
     let room = Arc::new(Semaphore::new(config.at_a_time));
+    let page = metrics::routes(Arc::clone(&ask));
     let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room, watch: Watch::default() });
     let description = Bytes::from(described());
     let describes = move || {
         let text = description.clone();
         async move { ([(header::CONTENT_TYPE, "application/json")], text) }
     };
-    let mut router =
-        Router::new().route("/v1/openapi.json", get(describes)).route(HEALTH, get(health)).route(EVENTS, get(events));
+    let mut router = Router::new()
+        .route("/v1/openapi.json", get(describes))
+        .route(HEALTH, get(health))
+        .route(EVENTS, get(events))
+        .merge(page);
     let mut endpoints = table::all();
     while !endpoints.is_empty() {
         let path = endpoints[0].path;
@@ -203,7 +218,7 @@ struct Given {
 }
 
 /// What is answered in place of a resource.
-struct Refusal {
+pub(crate) struct Refusal {
     status: StatusCode,
     error: Error,
 }

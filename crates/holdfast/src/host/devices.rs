@@ -375,15 +375,16 @@ impl ControlPlane {
 
     /// What is done in the background here, with what is left of it.
     pub(super) fn tasks(&self) -> Result<Vec<TaskInfo>> {
-        self.tasks_in(&self.live()?)
+        let live = self.live()?;
+        self.tasks_in(&live.nodes, &live.volumes)
     }
 
-    pub(super) fn tasks_in(&self, live: &LiveStatus) -> Result<Vec<TaskInfo>> {
+    pub(super) fn tasks_in(&self, nodes: &[NodeInfo], volumes: &[VolumeInfo]) -> Result<Vec<TaskInfo>> {
         let mut tasks: Vec<TaskInfo> = Vec::new();
         let mut add = |kind: TaskKind, name: String, left: u64, unit: TaskUnit| {
             tasks.push(TaskInfo { name, kind, left, unit, per_second: 0.0, seconds_left: None });
         };
-        for NodeInfo { id, devices, link, .. } in &live.nodes {
+        for NodeInfo { id, devices, link, .. } in nodes {
             for device in devices.iter().filter(|d| d.draining) {
                 // What a node that is down held is made again elsewhere.
                 let held = if *link == LinkState::Down { 0 } else { device.shards };
@@ -394,7 +395,7 @@ impl ControlPlane {
                 add(TaskKind::Drain, format!("drain device {} of node {id}", device.device), left, TaskUnit::Shards);
             }
         }
-        for volume in live.volumes.iter().filter(|v| v.clone_of.is_none()) {
+        for volume in volumes.iter().filter(|v| v.clone_of.is_none()) {
             let Some(figures) = &volume.live else { continue };
             if figures.degraded_segments > 0 {
                 add(TaskKind::Repair, repair_task(&volume.name), figures.degraded_segments, TaskUnit::Segments);

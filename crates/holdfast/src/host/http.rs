@@ -9,6 +9,7 @@ use crate::grid::certs::now_s;
 use crate::{findings, logger, overview};
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Health, Request, Response, Role};
+use holdfast_http::metrics::Survey;
 use holdfast_http::{Ask, Config, Router, Shown, listen, router, serve_tls, serve_unix};
 use holdfast_runtime::bearer::Bearer;
 use holdfast_runtime::pki::{self, Identity, identity_of};
@@ -31,6 +32,10 @@ impl Ask for Plane {
 
     fn health(&self) -> Result<Health, Error> {
         health(&self.0).map_err(|error| Error::new(Code::Failed, format!("{error:#}")))
+    }
+
+    fn survey(&self) -> Option<&dyn Survey> {
+        Some(&*self.0)
     }
 
     fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error> {

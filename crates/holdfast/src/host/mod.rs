@@ -53,6 +53,7 @@ pub mod signer;
 mod start;
 mod steward;
 mod stop;
+mod survey;
 pub mod tls;
 mod trash;
 mod upkeep;

@@ -152,7 +152,7 @@ impl ControlPlane {
         let wall_ms = clock::wall().as_millis() as u64;
         let live = self.live()?;
         // Rates of tasks follow from what was left at each look.
-        self.seen("tasks", self.tasks_in(&live));
+        self.seen("tasks", self.tasks_in(&live.nodes, &live.volumes));
         // What a node holds that is away is not known.
         let all_are_up = !live.nodes.is_empty() && live.nodes.iter().all(|node| node.link != LinkState::Down);
         Ok(Facts {
