@@ -465,7 +465,7 @@ mod tests {
         fn paths(&self, with_clients: bool) -> TlsPaths {
             let path = |name: &str| self.dir.path().join(name);
             let client_ca = with_clients.then(|| path("ca.pem"));
-            TlsPaths { certificate: path("cert.pem"), key: path("key.pem"), client_ca }
+            TlsPaths { certificate: path("cert.pem"), key: path("key.pem"), client_ca, lets_unnamed_in: false }
         }
 
         fn client(&self, with_certificate: bool) -> ClientConnection {
@@ -540,7 +540,7 @@ mod tests {
     /// Writes a self-signed certificate for an RSA key of so many bits, and that.
     fn make_rsa(dir: &Path, bits: usize) -> TlsPaths {
         let path = |name: &str| dir.join(format!("{bits}-{name}.pem"));
-        let paths = TlsPaths { certificate: path("cert"), key: path("key"), client_ca: None };
+        let paths = TlsPaths { certificate: path("cert"), key: path("key"), client_ca: None, lets_unnamed_in: false };
         let mut openssl = std::process::Command::new("openssl");
         openssl.args([
             "req",

@@ -134,6 +134,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     }
     a.types("holdfast volume create db --size 1GiB");
     clients(&mut site, &page.lines("holdfast grid tls server"));
+    by_https(&mut site, &page.lines("holdfast grid tls server"));
     site.types(&page.lines("holdfast grid tls show"));
     site.at("a").types("rm FILE");
     site.types(&page.lines("holdfast grid tls authority give c"));
@@ -149,6 +150,18 @@ fn clients(site: &mut Site, block: &[Typed]) {
     assert!(Command::new("cp").arg("-r").args([&from, &to]).status().unwrap().success());
     site.types_one(client);
     assert_eq!(client.at, "vm7");
+}
+
+/// For an operator, at another machine.
+fn by_https(site: &mut Site, block: &[Typed]) {
+    let (ann, server) = block.split_last().unwrap();
+    site.add("ann");
+    site.types(server);
+    let (from, to) = (site.at("a").path("root/ann"), site.at("ann").path("ann"));
+    assert!(Command::new("cp").arg("-r").args([&from, &to]).status().unwrap().success());
+    assert_eq!(ann.at, "ann");
+    site.at("ann").types_until(&ann.command);
+    assert!(site.types_one(ann).contains("\"findings\":"));
 }
 
 #[test]

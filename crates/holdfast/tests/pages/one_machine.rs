@@ -2,6 +2,7 @@
 
 use crate::page::Page;
 use crate::reader::{QEMU, Reader};
+use crate::support::receivers;
 
 #[test]
 fn the_tutorial_on_one_machine_works_as_it_is_typed() {
@@ -160,6 +161,17 @@ fn the_pages_about_devices_drills_and_what_is_watched_work_as_they_are_typed() {
     let (looks, watch) = looks.rsplit_once('\n').unwrap();
     reader.types(looks);
     reader.types(&format!("timeout 3 {} || [ $? = 124 ]", watch.split("  #").next().unwrap()));
+
+    let (hook, mail, _heard) = receivers();
+    let dir = reader.path(".holdfast/grid").display().to_string();
+    reader.has("/srv/holdfast", &dir);
+    reader.has("https://chat.example.org", &format!("http://127.0.0.1:{hook}"));
+    reader.has("smtps://holdfast@mail.example.org:465", &format!("smtp://127.0.0.1:{mail}"));
+    // That server knows no passwords.
+    reader.has("alerts.smtp_password_file =", "# alerts.smtp_password_file =");
+    reader.has_program("systemctl", "#!/bin/sh\nholdfast grid down --host && holdfast grid up\n");
+    let said = reader.types(&page.block("cat >>/srv/holdfast/holdfast.toml"));
+    assert_eq!(said.matches(": sent").count(), 2, "{said}");
 
     let mut page = Page::open("operate/drills.md");
     reader.has("--seconds 60", "--seconds 6");

@@ -3,8 +3,11 @@
 #![allow(dead_code, reason = "each of the test programs uses a part")]
 #![allow(unused_imports, reason = "as above")]
 
+mod receivers;
+
 pub use holdfast_lab::ports::free as free_ports;
 pub use holdfast_lab::program::{find, needs, skip, write as program};
+pub use receivers::receivers;
 
 use holdfast_lab::grid;
 use holdfast_lab::guest::{BLOCK, Guest};
