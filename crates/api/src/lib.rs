@@ -6,6 +6,7 @@
 //! Invariant: what a newer release calls otherwise is read as [`Code::Failed`], or as a state's `Other`, never refused;
 //! what an older one does not say has a default.
 
+mod bounds;
 mod error;
 mod filter;
 mod grid;
@@ -21,6 +22,7 @@ mod slow;
 mod texts;
 mod volume;
 
+pub use bounds::{NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
 pub use grid::{AlertArrival, Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity};

@@ -141,6 +141,8 @@ pub struct VolumeInfo {
     /// What a command could not see to that was about the volume; told by that command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
+    /// Those of stores of sharing domains are above 2^63.
+    #[schema(format = "uint64")]
     pub epoch: u64,
     /// Where clients connect.
     pub uris: Vec<String>,

@@ -1,60 +1,73 @@
 //! Bodies and queries of requests. Fields that nobody knows are refused: a word that is written wrong does nothing else.
 
+use crate::given::{Named, Only, reference};
+use crate::words::{
+    Compression, FilterSpec, FirstTierSize, Keep, KeyFile, Layout, Media, Name, Qos, Span, VolumeBytes,
+};
 use holdfast_api::{ClientsChange, Code, Error, KeySource, Request};
-use holdfast_base::MediaClass;
-use holdfast_format::packing::Compression;
+use holdfast_format::packing;
 use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::tier::{FirstTier, Tiers};
 use serde::Deserialize;
-use std::path::PathBuf;
-use std::str::FromStr;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, OneOfBuilder};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
-/// A text that stands for something else.
-fn parse<T: FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> Result<T, Error> {
-    text.parse().map_err(|why| Error::new(Code::Invalid, format!("{what}: {why}")))
+/// Most entries of a list.
+const LIST_MAX: usize = 1024;
+
+fn key_of(file: Option<KeyFile>) -> Option<KeySource> {
+    file.map(|KeyFile(path)| KeySource::File(path))
 }
 
-/// Absolute, at the host that is asked.
-fn key_of(path: Option<PathBuf>) -> Result<Option<KeySource>, Error> {
-    match path {
-        Some(path) if !path.is_absolute() => {
-            let why = format!("key_file {} is not absolute; give the whole path, as the host has it", path.display());
+fn names_of(names: Vec<Name>) -> Vec<String> {
+    names.into_iter().map(|Name(name)| name).collect()
+}
+
+/// Of a list that has to have something in it.
+fn some_of(what: &str, names: Vec<Name>) -> Result<Vec<String>, Error> {
+    match names.len() {
+        1..=LIST_MAX => Ok(names_of(names)),
+        count => {
+            let why = format!("{what} has {count} entries; give from 1 to {LIST_MAX}");
             Err(Error::new(Code::Invalid, why))
         }
-        path => Ok(path.map(KeySource::File)),
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FirstTierBody {
-    /// As of a volume: `mirror:2`.
-    pub layout: String,
-    /// `nvme`, `ssd` or `hdd`; any where none is named.
-    pub media: Option<String>,
-    /// `10GiB`, or `20%` of the volume's size.
-    pub size: String,
+    pub layout: Layout,
+    /// Any where none is named.
+    pub media: Option<Media>,
+    pub size: FirstTierSize,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TiersBody {
     /// Where what is written is born.
-    pub first: Option<FirstTierBody>,
+    #[schema(value_type = Option<FirstTierBody>)]
+    pub first: Option<Only<FirstTierBody>>,
     /// Media of what has left it, or of everything.
-    pub capacity: Option<String>,
+    pub capacity: Option<Media>,
 }
 
 impl TiersBody {
-    fn tiers(self) -> Result<Tiers, Error> {
-        let class = |text: Option<String>| text.map(|text| parse::<MediaClass>("media", &text)).transpose();
-        let first = self.first.map(|first| {
-            let (layout, size) = (parse("layout of the first tier", &first.layout)?, parse("size of it", &first.size)?);
-            Ok::<FirstTier, Error>(FirstTier { layout, media: class(first.media)?, size })
+    fn tiers(self) -> Tiers {
+        let media = |media: Option<Media>| media.map(|Media(class)| class);
+        let first = self.first.map(|Only(FirstTierBody { layout, media: of, size })| FirstTier {
+            layout: layout.0,
+            media: media(of),
+            size: size.0,
         });
-        Ok(Tiers { first: first.transpose()?, capacity: class(self.capacity)? })
+        Tiers { first, capacity: media(self.capacity) }
     }
+}
+
+fn tiers_of(tiers: Option<Only<TiersBody>>) -> Option<Tiers> {
+    tiers.map(|Only(tiers)| tiers.tiers())
 }
 
 fn yes() -> bool {
@@ -65,11 +78,9 @@ fn yes() -> bool {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeCreateBody {
-    pub name: String,
-    /// Of whole blocks of 4096 bytes.
-    pub size_bytes: u64,
-    /// `mirror:2`, `parity:2+1` and so on.
-    pub layout: String,
+    pub name: Name,
+    pub size_bytes: VolumeBytes,
+    pub layout: Layout,
     /// Offer it to clients at once.
     #[serde(default = "yes")]
     pub export: bool,
@@ -78,71 +89,70 @@ pub struct VolumeCreateBody {
     pub fixed: bool,
     #[serde(default = "yes")]
     pub checked_reads: bool,
-    /// `off`, `lz4` or `auto`.
-    pub compression: Option<String>,
-    pub tiers: Option<TiersBody>,
+    pub compression: Option<Compression>,
+    #[schema(value_type = Option<TiersBody>)]
+    pub tiers: Option<Only<TiersBody>>,
     /// It is encrypted, with a key that the one in this file of the host wraps.
-    #[schema(value_type = Option<String>)]
-    pub key_file: Option<PathBuf>,
-    /// How its clients fare among others: `weight=400,limit=500/50MiB`.
-    pub qos: Option<String>,
+    pub key_file: Option<KeyFile>,
+    pub qos: Option<Qos>,
 }
 
 impl VolumeCreateBody {
-    pub fn request(self) -> Result<Request, Error> {
-        Ok(Request::VolumeCreate {
-            name: self.name,
-            size_bytes: self.size_bytes,
-            layout: self.layout,
+    pub fn request(self) -> Request {
+        Request::VolumeCreate {
+            name: self.name.0,
+            size_bytes: self.size_bytes.0,
+            layout: self.layout.0.to_string(),
             export: self.export,
             fixed: self.fixed,
             checked_reads: self.checked_reads,
-            compression: compression_of(self.compression)?,
-            tiers: self.tiers.map(TiersBody::tiers).transpose()?.unwrap_or_default(),
-            key: key_of(self.key_file)?,
-            limit: self.qos,
-        })
+            compression: compression_of(self.compression),
+            tiers: tiers_of(self.tiers).unwrap_or_default(),
+            key: key_of(self.key_file),
+            limit: self.qos.map(|Qos(words)| words),
+        }
     }
 }
 
-fn compression_of(text: Option<String>) -> Result<Option<Compression>, Error> {
-    text.map(|text| parse("compression", &text)).transpose()
+fn compression_of(given: Option<Compression>) -> Option<packing::Compression> {
+    given.map(|Compression(compression)| compression)
 }
 
 /// What of a volume is to change; what is left out stays.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSetBody {
-    pub layout: Option<String>,
+    pub layout: Option<Layout>,
     pub fixed: Option<bool>,
     pub checked_reads: Option<bool>,
-    pub compression: Option<String>,
-    pub tiers: Option<TiersBody>,
-    /// All of it anew; `none` takes it away.
-    pub qos: Option<String>,
+    pub compression: Option<Compression>,
+    #[schema(value_type = Option<TiersBody>)]
+    pub tiers: Option<Only<TiersBody>>,
+    /// All of it anew.
+    pub qos: Option<Qos>,
     /// The domain that it shares content in from here on, or `none`.
-    pub sharing: Option<String>,
+    pub sharing: Option<Name>,
 }
 
 impl VolumeSetBody {
-    pub fn request(self, name: String) -> Result<Request, Error> {
-        Ok(Request::VolumeSet {
+    pub fn request(self, name: String) -> Request {
+        Request::VolumeSet {
             name,
-            layout: self.layout,
+            layout: self.layout.map(|Layout(layout)| layout.to_string()),
             fixed: self.fixed,
             checked_reads: self.checked_reads,
-            compression: compression_of(self.compression)?,
-            tiers: self.tiers.map(TiersBody::tiers).transpose()?,
-            limit: self.qos,
-            sharing: self.sharing,
-        })
+            compression: compression_of(self.compression),
+            tiers: tiers_of(self.tiers),
+            limit: self.qos.map(|Qos(words)| words),
+            sharing: self.sharing.map(|Name(name)| name),
+        }
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeBody {
-    pub size_bytes: u64,
+    pub size_bytes: VolumeBytes,
     /// Cut off the end, with the data there.
     #[serde(default)]
     pub shrink: bool,
@@ -154,7 +164,7 @@ pub struct ResizeBody {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RenameBody {
-    pub name: String,
+    pub name: Name,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -178,14 +188,13 @@ pub struct ExportBody {
     /// Any host takes it over when its own is gone; as it was where that is left out.
     pub failover: Option<bool>,
     /// Where the host gets the key of an encrypted volume from here on.
-    #[schema(value_type = Option<String>)]
-    pub key_file: Option<PathBuf>,
+    pub key_file: Option<KeyFile>,
 }
 
 impl ExportBody {
-    pub fn request(self, name: String) -> Result<Request, Error> {
+    pub fn request(self, name: String) -> Request {
         let ExportBody { takeover, multipath, shared, failover, key_file } = self;
-        Ok(Request::VolumeExport { name, takeover, multipath, key: key_of(key_file)?, shared, failover })
+        Request::VolumeExport { name, takeover, multipath, key: key_of(key_file), shared, failover }
     }
 }
 
@@ -193,97 +202,123 @@ impl ExportBody {
 #[serde(deny_unknown_fields)]
 pub struct HandoverBody {
     /// The host that shall have it in service.
-    pub to: String,
+    pub to: Name,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RekeyBody {
     /// With the key that its own is wrapped with from here on.
-    #[schema(value_type = String)]
-    pub key_file: PathBuf,
+    pub key_file: KeyFile,
 }
 
 impl RekeyBody {
-    pub fn request(self, name: String) -> Result<Request, Error> {
-        let key = key_of(Some(self.key_file))?.expect("there is one");
-        Ok(Request::VolumeRekey { name, key })
+    pub fn request(self, name: String) -> Request {
+        let KeyFile(path) = self.key_file;
+        Request::VolumeRekey { name, key: KeySource::File(path) }
     }
 }
 
-/// Whom a volume is for, over TCP.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ClientsBody {
+/// Whom a volume is for, over TCP: one of these, by its word alone.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientsBody {
     /// These, too; where there was no list, these alone.
-    #[serde(default)]
-    pub allow: Vec<String>,
+    Allow(Vec<Name>),
     /// These no more.
-    #[serde(default)]
-    pub deny: Vec<String>,
+    Deny(Vec<Name>),
     /// Every client (`true`), or none (`false`).
-    pub all: Option<bool>,
+    All(bool),
 }
 
 impl ClientsBody {
     pub fn request(self, name: String) -> Result<Request, Error> {
-        let change = match (self.all, self.allow.is_empty(), self.deny.is_empty()) {
-            (Some(true), true, true) => ClientsChange::AllowAll,
-            (Some(false), true, true) => ClientsChange::DenyAll,
-            (None, false, true) => ClientsChange::Allow { clients: self.allow },
-            (None, true, false) => ClientsChange::Deny { clients: self.deny },
-            _ => {
-                let why = "one of allow, deny and all is to be given; ask twice where two are wanted";
-                return Err(Error::new(Code::Invalid, why));
-            }
+        let change = match self {
+            ClientsBody::Allow(clients) => ClientsChange::Allow { clients: some_of("allow", clients)? },
+            ClientsBody::Deny(clients) => ClientsChange::Deny { clients: some_of("deny", clients)? },
+            ClientsBody::All(true) => ClientsChange::AllowAll,
+            ClientsBody::All(false) => ClientsChange::DenyAll,
         };
         Ok(Request::VolumeClients { name, change })
+    }
+}
+
+// What serde's derive takes, said so that nothing beside that fits: the derived one lets other words stand beside it.
+impl PartialSchema for ClientsBody {
+    fn schema() -> RefOr<Schema> {
+        let alone = |word: &str, about: &str, what: RefOr<Schema>| {
+            let object = ObjectBuilder::new().schema_type(Type::Object).description(Some(about));
+            let object = object.property(word, what).required(word);
+            object.additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
+        };
+        let list = || {
+            let name = utoipa::openapi::Ref::from_schema_name(Name::name());
+            ArrayBuilder::new().items(name).min_items(Some(1)).max_items(Some(LIST_MAX)).into()
+        };
+        let all = ObjectBuilder::new().schema_type(Type::Boolean).into();
+        OneOfBuilder::new()
+            .description(Some("Whom a volume is for, over TCP"))
+            .item(alone("allow", "These, too; where there was no list, these alone", list()))
+            .item(alone("deny", "These no more", list()))
+            .item(alone("all", "Every client (`true`), or none (`false`)", all))
+            .into()
+    }
+}
+
+impl ToSchema for ClientsBody {
+    fn schemas(into: &mut Vec<Named>) {
+        reference::<Name>(into);
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleBody {
-    /// `1h`, `15m`, `1d`.
-    pub every: String,
-    /// `24h,7d,4w`: of each of the last 24 hours that have any the newest, and so on.
-    pub keep: String,
+    pub every: Span,
+    pub keep: Keep,
 }
 
 impl ScheduleBody {
-    pub fn request(self, name: String) -> Result<Request, Error> {
-        let schedule = ScheduleRecord::new(parse("every", &self.every)?, parse("keep", &self.keep)?);
-        Ok(Request::VolumeSchedule { name, schedule: Some(schedule) })
+    pub fn request(self, name: String) -> Request {
+        let schedule = ScheduleRecord::new(self.every.0, self.keep.0);
+        Request::VolumeSchedule { name, schedule: Some(schedule) }
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FilterBody {
-    /// `limit:iops=500`, `delay:read=10ms,share=0.1`.
-    pub spec: String,
+    pub spec: FilterSpec,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotBody {
-    pub name: String,
+    pub name: Name,
 }
 
 /// Consistent snapshots of several volumes, of all or of none.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotGroupBody {
-    pub volumes: Vec<String>,
-    pub name: String,
+    /// Each once.
+    #[schema(min_items = 1, max_items = 1024)]
+    pub volumes: Vec<Name>,
+    pub name: Name,
+}
+
+impl SnapshotGroupBody {
+    pub fn request(self) -> Result<Request, Error> {
+        Ok(Request::SnapshotGroup { volumes: some_of("volumes", self.volumes)?, name: self.name.0 })
+    }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CloneBody {
-    pub name: String,
+    pub name: Name,
     /// The snapshot's where it is left out.
-    pub size_bytes: Option<u64>,
+    pub size_bytes: Option<VolumeBytes>,
     /// A volume of its own, which any host can serve.
     #[serde(default)]
     pub separate: bool,
@@ -295,7 +330,8 @@ pub struct CloneBody {
 impl CloneBody {
     pub fn request(self, volume: &str, snapshot: &str) -> Request {
         let CloneBody { name, size_bytes, separate, export } = self;
-        Request::VolumeClone { source: format!("{volume}@{snapshot}"), name, size_bytes, separate, export }
+        let size_bytes = size_bytes.map(|VolumeBytes(bytes)| bytes);
+        Request::VolumeClone { source: format!("{volume}@{snapshot}"), name: name.0, size_bytes, separate, export }
     }
 }
 
@@ -303,7 +339,7 @@ impl CloneBody {
 #[serde(deny_unknown_fields)]
 pub struct RestoreBody {
     /// Another name than it had.
-    pub name: Option<String>,
+    pub name: Option<Name>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -320,33 +356,31 @@ pub struct DrainBody {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClassBody {
-    /// `nvme`, `ssd` or `hdd`; without one its node finds out.
-    pub class: Option<String>,
+    /// Without one its node finds out.
+    pub class: Option<Media>,
 }
 
 impl ClassBody {
-    pub fn request(self, device: String) -> Result<Request, Error> {
-        let class = self.class.map(|text| parse("class", &text)).transpose()?;
-        Ok(Request::DeviceClass { device, class })
+    pub fn request(self, device: String) -> Request {
+        Request::DeviceClass { device, class: self.class.map(|Media(class)| class) }
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SharingCreateBody {
-    pub name: String,
-    pub layout: String,
-    /// `off`, `lz4` or `auto`.
-    pub compression: Option<String>,
+    pub name: Name,
+    pub layout: Layout,
+    pub compression: Option<Compression>,
     /// Its members are encrypted, too.
-    #[schema(value_type = Option<String>)]
-    pub key_file: Option<PathBuf>,
+    pub key_file: Option<KeyFile>,
 }
 
 impl SharingCreateBody {
-    pub fn request(self) -> Result<Request, Error> {
-        let compression = compression_of(self.compression)?.unwrap_or(Compression::Auto);
-        Ok(Request::SharingCreate { name: self.name, layout: self.layout, compression, key: key_of(self.key_file)? })
+    pub fn request(self) -> Request {
+        let compression = compression_of(self.compression).unwrap_or(packing::Compression::Auto);
+        let (name, layout) = (self.name.0, self.layout.0.to_string());
+        Request::SharingCreate { name, layout, compression, key: key_of(self.key_file) }
     }
 }
 

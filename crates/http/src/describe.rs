@@ -4,6 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::given::{Named, reference};
 use crate::problem::Problem;
 use crate::table;
+use crate::words::Name;
 use axum::http::Method;
 use holdfast_api::{Finding, Health};
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, ParameterBuilder, ParameterIn};
@@ -23,7 +24,7 @@ const ABOUT: &str = "Resources of a Holdfast grid, as a host has them. Errors ha
     when texts change. Changes take the header Idempotency-Key: with the same key the same request is carried out once.";
 
 /// Of any request, beside what it answers when all is well.
-const PROBLEMS: [(&str, &str); 12] = [
+const PROBLEMS: [(&str, &str); 13] = [
     ("400", "what was asked for makes no sense"),
     ("401", "over the network: neither a certificate nor a token that is good was shown"),
     ("403", "who asks may not do that"),
@@ -32,6 +33,7 @@ const PROBLEMS: [(&str, &str); 12] = [
     ("409", "something hangs on it, or it is in another state: the code and the text say which"),
     ("413", "the body is too large"),
     ("415", "the body is no JSON"),
+    ("422", "the key was that of another request"),
     ("500", "it failed"),
     ("501", "hosts of an earlier release take part"),
     ("503", "who has to take part can't be reached, or it takes longer; ask again"),
@@ -124,13 +126,25 @@ fn with_problems(operation: OperationBuilder) -> OperationBuilder {
     PROBLEMS.into_iter().fold(operation, with)
 }
 
+/// What a part of a path can be.
+fn part(name: &str, schemas: &mut Vec<Named>) -> RefOr<Schema> {
+    let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).maximum(Some(u32::MAX));
+    let id =
+        ObjectBuilder::new().schema_type(Type::String).pattern(Some("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"));
+    match name {
+        "node" | "filter" => number.into(),
+        "device" => id.into(),
+        _ => reference::<Name>(schemas),
+    }
+}
+
 fn operation(endpoint: &Endpoint, schemas: &mut Vec<Named>) -> Operation {
     let text = || ObjectBuilder::new().schema_type(Type::String);
     let mut operation =
         OperationBuilder::new().operation_id(Some(id_of(endpoint))).summary(Some(endpoint.summary)).tag(endpoint.tag());
     for name in endpoint.names() {
         let parameter = ParameterBuilder::new().name(name).parameter_in(ParameterIn::Path).required(Required::True);
-        operation = operation.parameter(parameter.schema(Some(text().build())));
+        operation = operation.parameter(parameter.schema(Some(part(name, schemas))));
     }
     operation = (endpoint.parameters)().into_iter().fold(operation, OperationBuilder::parameter);
     if endpoint.method != Method::GET {

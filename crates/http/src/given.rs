@@ -1,7 +1,11 @@
 //! What comes with a request: names in its path, a query, a body.
 
 use holdfast_api::{Code, Error};
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+use std::marker::PhantomData;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{IntoParams, ToSchema};
@@ -28,8 +32,9 @@ impl Path {
     /// It is no number from 0 to 2^32 - 1.
     pub fn number(&self, name: &str) -> Result<u32, Error> {
         let text = self.text(name);
-        let wrong = |_| Error::new(Code::Invalid, format!("{name} `{text}` is no number; `/v1/nodes` lists them"));
-        text.parse().map_err(wrong)
+        // `+1` and `01` are numbers to Rust, and to nobody who reads the description.
+        let found = text.parse().ok().filter(|number: &u32| number.to_string() == text);
+        found.ok_or_else(|| Error::new(Code::Invalid, format!("{name} `{text}` is no number from 0 to {}", u32::MAX)))
     }
 }
 
@@ -112,8 +117,32 @@ impl<T: DeserializeOwned + ToSchema> Body for Object<T> {
     }
 
     fn read(bytes: &[u8]) -> Result<Object<T>, Error> {
-        let read = serde_json::from_slice(bytes);
-        read.map(Object).map_err(|why| Error::new(Code::Invalid, format!("the body can't be read: {why}")))
+        let read = serde_json::from_slice::<Only<T>>(bytes);
+        read.map(|Only(body)| Object(body))
+            .map_err(|why| Error::new(Code::Invalid, format!("the body can't be read: {why}")))
+    }
+}
+
+/// What is written as an object: serde takes a list of the values of its fields as well.
+pub struct Only<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Only<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Only<T>, D::Error> {
+        deserializer.deserialize_map(OnlyVisitor(PhantomData))
+    }
+}
+
+struct OnlyVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyVisitor<T> {
+    type Value = Only<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Only<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Only)
     }
 }
 

@@ -26,6 +26,7 @@ mod problem;
 mod retries;
 mod serve;
 pub mod table;
+mod words;
 
 pub use axum::Router;
 pub use describe::described;

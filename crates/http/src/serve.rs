@@ -10,7 +10,7 @@ use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, RawPathParamsRejection};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -198,12 +198,13 @@ fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<A
     let endpoint = Arc::new(endpoint);
     let handler = move |State(shared): State<Arc<Shared>>,
                         ConnectInfo(peer): ConnectInfo<Peer>,
-                        path: RawPathParams,
+                        path: Result<RawPathParams, RawPathParamsRejection>,
                         RawQuery(query): RawQuery,
                         headers: HeaderMap,
                         body: Result<Bytes, BytesRejection>| {
-        let path = path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        let given = Given { peer, path: Path::new(path), query: query.unwrap_or_default(), headers, body };
+        let of = |path: RawPathParams| path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let path = path.map(|path| Path::new(of(path)));
+        let given = Given { peer, path, query: query.unwrap_or_default(), headers, body };
         handle(shared, Arc::clone(&endpoint), given)
     };
     router.on(filter, handler)
@@ -211,7 +212,7 @@ fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<A
 
 struct Given {
     peer: Peer,
-    path: Path,
+    path: Result<Path, RawPathParamsRejection>,
     query: String,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -258,7 +259,11 @@ async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> H
 async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
     let role = shared.role(&given.peer, &given.headers)?;
     let body = body_of(endpoint, &given)?;
-    let request = endpoint.request(&given.path, &given.query, &body)?;
+    let path = match &given.path {
+        Ok(path) => path,
+        Err(why) => return Err(Error::new(Code::Invalid, format!("the path can't be read: {why}")).into()),
+    };
+    let request = endpoint.request(path, &given.query, &body)?;
     role.check(&request)?;
     let is_look = request.kind() == Kind::Look;
     let key = key_of(&given.headers)?.filter(|_| !is_look);
@@ -272,7 +277,7 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
             Found::Known(coming) => (None, coming),
             Found::Differs => {
                 let why = format!("{KEY} `{key}` was that of another request; take another key for this one");
-                return Err(Error::new(Code::Invalid, why).into());
+                return Err(refused(StatusCode::UNPROCESSABLE_ENTITY, Code::Invalid, why));
             }
             Found::Full => {
                 let why = "too many changes are under way; ask again later";
@@ -306,12 +311,13 @@ fn body_of(endpoint: &Endpoint, given: &Given) -> Result<Bytes, Refusal> {
 }
 
 fn key_of(headers: &HeaderMap) -> Result<Option<String>, Error> {
-    let Some(value) = headers.get(KEY) else { return Ok(None) };
+    let mut values = headers.get_all(KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
     let is_right = |key: &&str| (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
-    match value.to_str().ok().filter(is_right) {
+    match value.to_str().ok().filter(is_right).filter(|_| values.next().is_none()) {
         Some(key) => Ok(Some(key.to_string())),
         None => {
-            let why = format!("{KEY} has 1 to {KEY_BYTES_MAX} letters, digits and signs; a UUID will do");
+            let why = format!("there is one {KEY}, of 1 to {KEY_BYTES_MAX} letters, digits and signs; a UUID will do");
             Err(Error::new(Code::Invalid, why))
         }
     }

@@ -88,7 +88,7 @@ fn volumes() -> Vec<Endpoint> {
     vec![
         act::<Volumes>(Method::GET, "/v1/volumes", "All volumes of the grid", |_| Ok(Request::VolumeList)),
         with_body::<VolumeCreateBody, Created<VolumeInfo>>(Method::POST, "/v1/volumes", "Makes a volume", |_, body| {
-            body.request()
+            Ok(body.request())
         }),
         act::<VolumeInfo>(Method::GET, "/v1/volumes/{volume}", "One volume, with its counters", |at| {
             Ok(Request::VolumeLive { name: volume(at) })
@@ -97,7 +97,7 @@ fn volumes() -> Vec<Endpoint> {
             Method::PATCH,
             "/v1/volumes/{volume}",
             "Changes how a volume is kept, while it is used",
-            |at, body| body.request(volume(at)),
+            |at, body| Ok(body.request(volume(at))),
         ),
         delete::<DeleteQuery, Done>(
             "/v1/volumes/{volume}",
@@ -118,14 +118,14 @@ fn volumes() -> Vec<Endpoint> {
             "/v1/volumes/{volume}/resize",
             "Changes a volume's size",
             |at, ResizeBody { size_bytes, shrink, force }| {
-                Ok(Request::VolumeResize { name: volume(at), size_bytes, shrink, force })
+                Ok(Request::VolumeResize { name: volume(at), size_bytes: size_bytes.0, shrink, force })
             },
         ),
         with_body::<RenameBody, VolumeInfo>(
             Method::POST,
             "/v1/volumes/{volume}/rename",
             "Gives a volume another name",
-            |at, body| Ok(Request::VolumeRename { name: volume(at), new: body.name }),
+            |at, body| Ok(Request::VolumeRename { name: volume(at), new: body.name.0 }),
         ),
         with_body::<ProtectBody, VolumeInfo>(
             Method::POST,
@@ -137,13 +137,13 @@ fn volumes() -> Vec<Endpoint> {
             Method::POST,
             "/v1/volumes/{volume}/rekey",
             "Wraps the key of an encrypted volume anew",
-            |at, body| body.request(volume(at)),
+            |at, body| Ok(body.request(volume(at))),
         ),
         with_body::<SharingCreateBody, Created<VolumeInfo>>(
             Method::POST,
             "/v1/sharing",
             "Makes a sharing domain",
-            |_, body| body.request(),
+            |_, body| Ok(body.request()),
         ),
     ]
 }
@@ -154,7 +154,7 @@ fn service() -> Vec<Endpoint> {
             Method::POST,
             "/v1/volumes/{volume}/export",
             "Offers a volume to clients, now and after every start",
-            |at, body| body.request(volume(at)),
+            |at, body| Ok(body.request(volume(at))),
         ),
         delete::<ForceQuery, VolumeInfo>(
             "/v1/volumes/{volume}/export",
@@ -165,7 +165,7 @@ fn service() -> Vec<Endpoint> {
             Method::POST,
             "/v1/volumes/{volume}/handover",
             "Has another host serve a volume, while clients use it",
-            |at, body| Ok(Request::VolumeHandover { name: volume(at), to: body.to }),
+            |at, body| Ok(Request::VolumeHandover { name: volume(at), to: body.to.0 }),
         ),
         with_body::<ClientsBody, VolumeInfo>(
             Method::POST,
@@ -177,7 +177,7 @@ fn service() -> Vec<Endpoint> {
             Method::PUT,
             "/v1/volumes/{volume}/schedule",
             "Has snapshots taken by schedule",
-            |at, body| body.request(volume(at)),
+            |at, body| Ok(body.request(volume(at))),
         ),
         act::<Done>(Method::DELETE, "/v1/volumes/{volume}/schedule", "No snapshots by schedule any more", |at| {
             Ok(Request::VolumeSchedule { name: volume(at), schedule: None })
@@ -186,7 +186,7 @@ fn service() -> Vec<Endpoint> {
             Method::POST,
             "/v1/volumes/{volume}/filters",
             "Puts a filter before a volume in service",
-            |at, body| Ok(Request::VolumeFilterAdd { name: volume(at), spec: body.spec }),
+            |at, body| Ok(Request::VolumeFilterAdd { name: volume(at), spec: body.spec.0 }),
         ),
         act::<VolumeInfo>(Method::DELETE, "/v1/volumes/{volume}/filters", "Takes all filters away", |at| {
             Ok(Request::VolumeFilterRemove { name: volume(at), filter: None })
@@ -207,7 +207,7 @@ fn snapshots() -> Vec<Endpoint> {
             Method::POST,
             "/v1/volumes/{volume}/snapshots",
             "Takes a snapshot",
-            |at, SnapshotBody { name }| Ok(Request::SnapshotCreate { volume: volume(at), name }),
+            |at, SnapshotBody { name }| Ok(Request::SnapshotCreate { volume: volume(at), name: name.0 }),
         ),
         act::<Done>(Method::DELETE, "/v1/volumes/{volume}/snapshots/{snapshot}", "Deletes a snapshot", move |at| {
             let (volume, name) = one(at);
@@ -235,7 +235,7 @@ fn snapshots() -> Vec<Endpoint> {
             Method::POST,
             "/v1/snapshot-groups",
             "Takes consistent snapshots of several volumes, of all or of none",
-            |_, SnapshotGroupBody { volumes, name }| Ok(Request::SnapshotGroup { volumes, name }),
+            |_, body| body.request(),
         ),
     ]
 }
@@ -253,7 +253,7 @@ fn trash() -> Vec<Endpoint> {
             Method::POST,
             "/v1/trash/{volume}/restore",
             "Has a deleted volume back",
-            |at, body| Ok(Request::TrashRestore { volume: volume(at), name: body.name }),
+            |at, body| Ok(Request::TrashRestore { volume: volume(at), name: body.name.map(|name| name.0) }),
         ),
     ]
 }
@@ -271,7 +271,7 @@ fn devices() -> Vec<Endpoint> {
             Method::PUT,
             "/v1/devices/{device}/class",
             "Says what a device is made of",
-            |at, body| body.request(at.text("device")),
+            |at, body| Ok(body.request(at.text("device"))),
         ),
         act::<Done>(Method::POST, "/v1/nodes/{node}/cut", "Cuts the links to a node, for drills", |at| {
             Ok(Request::NodeCut { node: at.number("node")? })

@@ -118,7 +118,22 @@ fn whatever_comes_is_answered_as_it_is_described() {
         ("POST", "/v1/volumes/v/protect", &[JSON], r#"{"protected":true}"#, 503, Some("unavailable")),
         ("POST", "/v1/volumes/v/handover", &[JSON], r#"{"to":"b"}"#, 500, Some("failed")),
         ("POST", "/v1/nodes/first/cut", &[], "", 400, Some("invalid")),
+        ("POST", "/v1/nodes/+1/cut", &[], "", 400, Some("invalid")),
+        ("POST", "/v1/nodes/4294967296/cut", &[], "", 400, Some("invalid")),
+        ("GET", "/v1/volumes/%FF", &[], "", 400, Some("invalid")),
+        ("GET", "/v1/volumes/", &[], "", 404, Some("not-found")),
+        ("OPTIONS", "/v1/volumes", &[], "", 405, Some("invalid")),
+        ("DELETE", "/v1/volumes/v?now=true&now=true", &[], "", 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/rename", &[JSON], r#"["web"]"#, 400, Some("invalid")),
+        ("PATCH", "/v1/volumes/v", &[JSON], r#"{"tiers":[null,null]}"#, 400, Some("invalid")),
+        ("POST", "/v1/snapshot-groups", &[JSON], r#"{"volumes":[],"name":"s"}"#, 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/clients", &[JSON], r#"{"all":true,"allow":["a"]}"#, 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/clients", &[JSON], r#"{"allow":[]}"#, 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/resize", &[JSON], r#"{"size_bytes":1e99}"#, 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/resize", &[JSON], r#"{"size_bytes":18446744073709551616}"#, 400, Some("invalid")),
+        ("POST", "/v1/volumes/v/resize", &[JSON], r#"{"size_bytes":4097}"#, 400, Some("invalid")),
         ("DELETE", "/v1/volumes/v", &["Idempotency-Key: a b"], "", 400, Some("invalid")),
+        ("DELETE", "/v1/volumes/v", &["Idempotency-Key: a", "Idempotency-Key: b"], "", 400, Some("invalid")),
     ] {
         let answer = served.ask(method, target, headers, body);
         assert_eq!((answer.status, code(&answer).as_deref()), (status, expected), "{method} {target}: {}", answer.body);
@@ -165,7 +180,7 @@ fn a_change_that_is_asked_for_again_by_its_key_is_carried_out_once() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let other = rename("one", "db").join().unwrap();
-    assert_eq!((other.status, &other.body["error"]["code"]), (400, &json!("invalid")), "{}", other.body);
+    assert_eq!((other.status, &other.body["error"]["code"]), (422, &json!("invalid")), "{}", other.body);
     served.fake.may_end.store(true, Ordering::Release);
     for answer in both {
         assert_eq!(answer.join().unwrap().status, 409);

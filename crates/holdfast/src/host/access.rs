@@ -89,7 +89,7 @@ fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>)
         ClientsChange::Deny { clients } => {
             let Some(mut list) = list else {
                 refuse!(
-                    Code::Invalid,
+                    Code::State,
                     "volume {volume} is for every client, so that one alone can't be taken out; say who may have it instead \
                      (`holdfast volume allow {volume} CLIENT...`), or that nobody may (`holdfast volume deny {volume} --all`)"
                 );
@@ -107,7 +107,7 @@ fn changed(volume: &str, change: &ClientsChange, list: Option<BTreeSet<String>>)
     };
     if list.len() > CLIENTS_MAX {
         refuse!(
-            Code::Invalid,
+            Code::State,
             "a volume names at most {CLIENTS_MAX} clients; give machines that share it a certificate of one name"
         );
     }

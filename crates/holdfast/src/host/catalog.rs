@@ -34,7 +34,7 @@ use super::records::Records;
 use super::trash::name_in_trash;
 use crate::grid::layout::NodeConfig;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, Error, Unreadable, refuse};
+use holdfast_api::{Code, Error, NAME_BYTES_MAX, Unreadable, is_name, refuse};
 use holdfast_base::{DeviceId, Epoch, GridId, MetaVersion, VolumeId};
 use holdfast_cipher::VolumeKey;
 use holdfast_cluster::exports;
@@ -66,9 +66,6 @@ use thiserror::Error;
 
 /// Attempts at a swap that others race for.
 pub(super) const SWAPS_MAX: usize = 64;
-
-/// Longest name of a volume.
-const NAME_BYTES_MAX: usize = 64;
 
 pub const REVOKED_KEY: &str = "revoked";
 
@@ -292,9 +289,7 @@ pub fn reservations_of(entries: &[Entry]) -> BTreeMap<VolumeId, ReservedVolume> 
 
 /// Refuses names that could not be written in an NBD URI or a table.
 pub fn check_name(name: &str) -> Result<()> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if name.len() > NAME_BYTES_MAX || !starts_well || !name.chars().all(is_plain) {
+    if !is_name(name) {
         refuse!(
             Code::Invalid,
             "`{name}` can't be a name: use up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, \

@@ -32,11 +32,11 @@ use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
 use crate::grid::metadata;
 use crate::logger;
-use crate::protocol::{self, LINE_BYTES_MAX};
-use anyhow::{Context, Error, Result, anyhow, bail};
+use crate::protocol::{self, LINE_BYTES_MAX, read};
+use anyhow::{Context, Error, Result};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, TrashInfo, Unreadable,
-    VolumeInfo, VolumeState, refuse,
+    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, SIZE_BYTES_MAX,
+    SIZE_BYTES_MIN, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
 };
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, NodeId, VolumeId};
@@ -84,9 +84,6 @@ pub(super) const CHANGE_MAX: Duration = Duration::from_secs(30);
 
 const RESIZE_MAX: Duration = Duration::from_secs(10);
 
-const SIZE_BYTES_MIN: u64 = 1 << 20;
-pub(super) const SIZE_BYTES_MAX: u64 = 1 << 50;
-
 /// Asks the reactor, and waits for its answer.
 pub fn ask<T>(reactors: &Arc<Reactors>, patience: Duration, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
     await_answer(patience, |answer| reactors.post(command(answer)))
@@ -97,7 +94,10 @@ fn await_answer<T>(patience: Duration, post: impl FnOnce(Answer<T>) -> Result<()
     if post(Answer::Whole(answer)).is_err() {
         refuse!(Code::Unavailable, "the host is too busy to take commands; try again");
     }
-    answered.recv_timeout(patience).context("the host did not answer in time; `holdfast status` shows what it does")
+    match answered.recv_timeout(patience) {
+        Ok(answer) => Ok(answer),
+        Err(_) => refuse!(Code::Unavailable, "the host did not answer in time; `holdfast status` shows what it does"),
+    }
 }
 
 pub(super) struct ControlPlane {
@@ -276,6 +276,11 @@ fn say(mut stream: &UnixStream, response: &Response) -> Result<()> {
     let mut text = serde_json::to_string(response).expect("our responses always encode");
     text.push('\n');
     Ok(stream.write_all(text.as_bytes())?)
+}
+
+/// Whether tiers go with the rest of a volume, which is given with them, or is there.
+fn check_tiers(tiers: Tiers, layout: Layout, size_bytes: u64, code: Code) -> Result<()> {
+    tiers.check(layout, size_bytes).map_err(|why| holdfast_api::Error::new(code, why.to_string()).into())
 }
 
 pub(super) fn check_size(size_bytes: u64) -> Result<()> {
@@ -682,7 +687,7 @@ impl ControlPlane {
         let limit = limit.and_then(limits::without_floor);
         check_size(size_bytes)?;
         let layout = self.check_layout(layout)?;
-        tiers.check(layout, size_bytes)?;
+        check_tiers(tiers, layout, size_bytes, Code::Invalid)?;
         self.check_media(layout, tiers)?;
         let left_bytes = owned_bytes(size_bytes);
         self.drop_orphan(name)?;
@@ -714,7 +719,7 @@ impl ControlPlane {
     }
 
     pub(super) fn check_layout(&self, layout: &str) -> Result<Layout> {
-        let layout: Layout = layout.parse()?;
+        let layout: Layout = read(layout)?;
         let by_node: Vec<usize> = self.config().nodes.iter().map(|node| node.devices.len()).collect();
         let Some((wants, has)) = protect::lacks(layout, &by_node) else { return Ok(layout) };
         match protect::choose(Protect::Node, &by_node).or_else(|_| protect::choose(Protect::Device, &by_node)) {
@@ -753,7 +758,7 @@ impl ControlPlane {
         }
         let becomes = (layout.unwrap_or(root.layout), tiers.unwrap_or(root.tiers));
         if becomes != (root.layout, root.tiers) {
-            becomes.1.check(becomes.0, entry.size_bytes())?;
+            check_tiers(becomes.1, becomes.0, entry.size_bytes(), Code::State)?;
             self.check_media(becomes.0, becomes.1)?;
             self.catalog.check_can_serve(&Root { layout: becomes.0, tiers: becomes.1, ..root.clone() })?;
         }
@@ -925,7 +930,7 @@ impl ControlPlane {
         let entry = self.catalog.find(name)?;
         if size_bytes < entry.size_bytes() && !shrink {
             refuse!(
-                Code::Invalid,
+                Code::State,
                 "volume {name} has {} and would lose its end; shrink the file system on it first, then add --shrink",
                 Size(entry.size_bytes())
             );
@@ -957,11 +962,12 @@ impl ControlPlane {
     /// Why a volume is not made smaller: who would lose the end of it.
     fn larger_in_use(&self, name: &str) -> Error {
         let users = self.ask(|answer| Command::Users { name: name.to_string(), answer }).unwrap_or_default();
-        anyhow!(
+        let why = format!(
             "volume {name} stays as large as it is: clients are connected that know its size, and would get errors behind a \
              nearer end: {}. Disconnect them first; or add --force, and have them connect anew afterwards",
             users.join(", ")
-        )
+        );
+        holdfast_api::Error::new(Code::InUse, why).into()
     }
 
     fn snapshot(&self, volume: &str, name: &str) -> Result<VolumeInfo> {
@@ -979,7 +985,9 @@ impl ControlPlane {
         let wanted = Wanted::DropClone { force: true };
         match self.order_within(CHANGE_MAX, Order::Change { volume: name.to_string(), wanted })?.changed() {
             ChangeOutcome::Done => Ok(()),
-            other => bail!("what is left of an earlier {name} can't be deleted now ({other:?}); try again"),
+            other => {
+                refuse!(Code::Changed, "what is left of an earlier {name} can't be deleted now ({other:?}); try again")
+            }
         }
     }
 
@@ -994,7 +1002,8 @@ impl ControlPlane {
     fn do_change(&self, entry: &Entry, wanted: Wanted) -> Result<()> {
         let volume = entry.name();
         let is_resize = matches!(wanted, Wanted::ResizeClone { .. });
-        match self.order_within(CHANGE_MAX, Order::Change { volume: volume.to_string(), wanted })?.changed() {
+        let order = Order::Change { volume: volume.to_string(), wanted: wanted.clone() };
+        match self.order_within(CHANGE_MAX, order)?.changed() {
             ChangeOutcome::Done => Ok(()),
             ChangeOutcome::NotOpen => {
                 let origin = &entry.root.name;
@@ -1009,8 +1018,21 @@ impl ControlPlane {
                 refuse!(Code::InUse, "nothing is changed: {clients} connected ({count}); disconnect first")
             }
             ChangeOutcome::Refused(why) => {
-                refuse!(Code::NotFound, "{why}; `holdfast snapshot list {volume}` shows what there is")
+                let code = self.refusal_of(volume, &wanted);
+                refuse!(code, "{why}; `holdfast snapshot list {volume}` shows what there is")
             }
+        }
+    }
+
+    /// What kind of thing stood in the way of a change, whose text is for people.
+    fn refusal_of(&self, volume: &str, wanted: &Wanted) -> Code {
+        let live = self.show(volume).ok().and_then(|info| info.live);
+        let has = |name: &String| live.as_ref().is_some_and(|live| live.snapshots.iter().any(|s| s.name == *name));
+        match wanted {
+            Wanted::Snapshot { name, .. } if has(name) => Code::Exists,
+            Wanted::DropSnapshot { name } | Wanted::Rollback { snapshot: name } if !has(name) => Code::NotFound,
+            Wanted::Clone { snapshot, .. } if !has(snapshot) => Code::NotFound,
+            _ => Code::State,
         }
     }
 

@@ -11,8 +11,9 @@ use super::commands::{Command, LiveStatus};
 use super::control::ControlPlane;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
+use crate::protocol::read;
 use crate::resources;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use holdfast_api::{
     Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, TaskKind, TaskUnit, VolumeInfo,
     VolumeSpace, refuse,
@@ -42,19 +43,27 @@ const LOOKS_MAX: u32 = 8;
 const LOOK_PACE: Duration = Duration::from_millis(250);
 
 /// Why a node did not note a device's class, and what to do.
-fn why_no_class(node: NodeId, reply: Option<Reply>) -> String {
+fn why_no_class(node: NodeId, reply: Option<Reply>) -> (Code, String) {
     match reply {
-        None => format!("node {node} is out of reach; `holdfast status` says why, and when it is up again, try again"),
+        None => {
+            let why = "is out of reach; `holdfast status` says why, and when it is up again, try again";
+            (Code::Unavailable, format!("node {node} {why}"))
+        }
         Some(Reply::Refused(Refusal::DeviceFailed)) => {
-            "it is noted on the device, which has failed; replace it (`holdfast device replace`)".to_string()
+            let why = "it is noted on the device, which has failed; replace it (`holdfast device replace`)";
+            (Code::State, why.to_string())
         }
         Some(Reply::Refused(Refusal::UnknownDevice)) => {
-            format!("node {node} runs without it; its log (`holdfast grid status` names the directory) says why")
+            let why = "runs without it; its log (`holdfast grid status` names the directory) says why";
+            (Code::State, format!("node {node} {why}"))
         }
         Some(Reply::Refused(Refusal::Busy)) => {
-            format!("node {node} is busy with the device, or still opens it; try again")
+            (Code::Unavailable, format!("node {node} is busy with the device, or still opens it; try again"))
         }
-        Some(other) => format!("node {node} answered {other:?}; check that it runs the same release as this host"),
+        Some(other) => {
+            let why = format!("node {node} answered {other:?}; check that it runs the same release as this host");
+            (Code::Unsupported, why)
+        }
     }
 }
 
@@ -125,7 +134,7 @@ impl ControlPlane {
 
     /// Empties devices, or lets them take data again, as an operator wants it.
     pub(super) fn drain(&self, devices: &[String], cancel: bool, force: bool) -> Result<()> {
-        let wanted: BTreeSet<DeviceId> = devices.iter().map(|d| d.parse()).collect::<Result<_, _>>()?;
+        let wanted: BTreeSet<DeviceId> = devices.iter().map(|d| read(d)).collect::<Result<_>>()?;
         let known = self.config().devices();
         if let Some(device) = wanted.iter().find(|device| !known.iter().any(|(_, d)| d == *device)) {
             refuse!(Code::NotFound, "this grid has no device {device}; `holdfast device list` shows them");
@@ -160,7 +169,7 @@ impl ControlPlane {
 
     /// The device's node notes what it is made of, or is to find out. Returns when it shows.
     pub(super) fn set_class(&self, name: &str, class: Option<MediaClass>) -> Result<()> {
-        let device: DeviceId = name.parse()?;
+        let device: DeviceId = read(name)?;
         let Some((node, _)) = self.config().devices().into_iter().find(|(_, known)| *known == device) else {
             refuse!(Code::NotFound, "this grid has no device {name}; `holdfast device list` shows them");
         };
@@ -172,12 +181,16 @@ impl ControlPlane {
                 Some(Reply::Refused(Refusal::Busy)) if Instant::now() < patience => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                reply => bail!("the class of device {name} is not changed: {}", why_no_class(node, reply)),
+                reply => {
+                    let (code, why) = why_no_class(node, reply);
+                    refuse!(code, "the class of device {name} is not changed: {why}")
+                }
             }
         }
         // Nodes are asked for the state of their devices once a second.
-        let is_shown =
-            |d: &DeviceInfo| d.device == name && d.class_set == class.is_some() && (!d.class_set || d.class == class);
+        let is_shown = |d: &DeviceInfo| {
+            d.device.parse() == Ok(device) && d.class_set == class.is_some() && (!d.class_set || d.class == class)
+        };
         while Instant::now() < patience && !self.live()?.nodes.iter().flat_map(|n| &n.devices).any(is_shown) {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -236,7 +249,7 @@ impl ControlPlane {
         let live = self.live()?;
         let left_of = self.ask(|answer| Command::LeftToDrain { answer })?;
         for name in devices {
-            let device: DeviceId = name.parse()?;
+            let device: DeviceId = read(name)?;
             if !draining.contains(&device) {
                 refuse!(Code::InUse, "device {name} is in use; `holdfast device drain {name}` empties it first");
             }

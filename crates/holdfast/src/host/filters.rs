@@ -33,7 +33,7 @@ impl ControlPlane {
                 )
             }
             FilterOutcome::TooMany => refuse!(
-                Code::Invalid,
+                Code::State,
                 "volume {name} has as many filters as it can have ({FILTERS_MAX}), or as many requests under way; \
                  `holdfast volume filter list {name}`, and remove one first"
             ),

@@ -12,6 +12,9 @@ use holdfast_volume::Why;
 impl ControlPlane {
     pub(super) fn snapshot_group(&self, volumes: &[String], name: &str) -> Result<Vec<VolumeInfo>> {
         check_name(name)?;
+        if volumes.is_empty() {
+            refuse!(Code::Invalid, "a group of no volumes has nothing to take; name those that belong together");
+        }
         let twice = volumes.iter().enumerate().find(|(i, volume)| volumes[..*i].contains(volume));
         if let Some((_, volume)) = twice {
             refuse!(
@@ -46,7 +49,7 @@ impl ControlPlane {
                 )
             }
             GroupOutcome::NameTaken(volume) => refuse!(
-                Code::Invalid,
+                Code::Exists,
                 "nothing is taken: volume {volume} has a snapshot of that name; choose another one, or `holdfast \
                  snapshot delete {volume} {name}`"
             ),

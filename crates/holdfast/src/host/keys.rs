@@ -19,10 +19,11 @@ use super::catalog::{Catalog, Entry};
 use super::control::ControlPlane;
 use crate::grid::layout::{GridDir, write_secret};
 use crate::logger;
+use crate::protocol;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use holdfast_api::{Code, KeySource, VolumeInfo, refuse};
+use holdfast_api::{Code, Error, KeySource, VolumeInfo, refuse};
 use holdfast_base::VolumeId;
 use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
 use holdfast_format::meta::{KEY_VERSION, KeyRecord, Other};
@@ -30,8 +31,8 @@ use holdfast_host::OpenSpec;
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -319,7 +320,7 @@ fn locked(name: &str, source: &KeySource, error: &anyhow::Error) -> anyhow::Erro
          else it is: `holdfast volume export {name} --key-file FILE`"
     );
     match source {
-        KeySource::File(_) => anyhow::anyhow!(why),
+        KeySource::File(_) => Error::new(protocol::code_of(error), why).into(),
         KeySource::Command(_) => CommandFailed(why).into(),
     }
 }
@@ -327,7 +328,7 @@ fn locked(name: &str, source: &KeySource, error: &anyhow::Error) -> anyhow::Erro
 /// A command gave no key. Told apart, since it is not run again at once.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct CommandFailed(String);
+pub struct CommandFailed(String);
 
 /// For what is to be wrapped with it from here on.
 fn fetch_new(source: &KeySource) -> Result<Secret> {
@@ -350,15 +351,20 @@ fn fetch(source: &KeySource) -> Result<Secret> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let missing = || format!("cannot read key file {}", path.display());
-    let file = std::fs::File::open(path).with_context(missing)?;
-    let found = file.metadata().with_context(missing)?;
+    let unread = |why: std::io::Error| {
+        let code = if why.kind() == ErrorKind::NotFound { Code::NotFound } else { Code::State };
+        Error::new(code, format!("cannot read key file {}: {why}", path.display()))
+    };
+    // A pipe without anybody at its other end is not waited for.
+    let at_once = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(at_once).open(path).map_err(unread)?;
+    let found = file.metadata().map_err(unread)?;
     if !found.is_file() {
-        refuse!(Code::Invalid, "key file {} is no regular file; name one that holds a key", path.display());
+        refuse!(Code::State, "key file {} is no regular file; name one that holds a key", path.display());
     }
     if found.mode() & 0o077 != 0 {
         refuse!(
-            Code::Invalid,
+            Code::State,
             "key file {0} can be read by others (mode {1:03o}), so its key is no secret; `chmod 600 {0}`, or better make a new \
              key",
             path.display(),
@@ -366,7 +372,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
         );
     }
     let mut text = Vec::new();
-    file.take(KEY_TEXT_MAX).read_to_end(&mut text).with_context(missing)?;
+    file.take(KEY_TEXT_MAX).read_to_end(&mut text).map_err(unread)?;
     Ok(text)
 }
 
@@ -385,7 +391,7 @@ fn parse(text: &[u8]) -> Result<Secret> {
             Ok(Secret::new(bytes))
         }
         _ => refuse!(
-            Code::Invalid,
+            Code::State,
             "a key is 32 bytes, or 64 hexadecimal digits, and this is neither ({} bytes); `openssl rand -hex 32` gives one",
             text.len()
         ),

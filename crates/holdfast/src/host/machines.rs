@@ -27,7 +27,7 @@ use crate::grid::revoked;
 use crate::logger;
 use crate::resources;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, LinkState, MachineInfo, MachineNode, Response, refuse};
+use holdfast_api::{Code, Error, LinkState, MachineInfo, MachineNode, Response, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key, node_key,
@@ -344,10 +344,11 @@ impl ControlPlane {
         signing.sort_by_key(|signer| !there.contains(signer));
         let signer = signing.into_iter().next()?;
         if !there.contains(&signer) {
-            return Some(Err(anyhow::anyhow!(
+            let why = format!(
                 "machine {name} stays in the grid: its certificates are to be revoked, by host {signer}, which has \
                  the key of the grid's authority and is gone; bring that up (`holdfast grid up` there)"
-            )));
+            );
+            return Some(Err(Error::new(Code::Unavailable, why).into()));
         }
         let errand = Errand::RemoveMachine { name: name.to_string(), dead, accept_loss };
         let done = self.send_errand(&signer, &errand, REMOVAL_MAX).and_then(|done| done);

@@ -29,7 +29,7 @@ mod forecast;
 mod groups;
 mod handover;
 mod http;
-mod keys;
+pub mod keys;
 mod limits;
 mod links;
 mod locality;

@@ -14,7 +14,7 @@
 use super::catalog::Begun;
 use super::commands::Command;
 use super::control::{CHANGE_MAX, ControlPlane, check_size};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use holdfast_api::{Code, Error, VolumeInfo, refuse};
 use holdfast_base::{Epoch, VolumeId};
 use holdfast_cluster::upkeep::SharingNow;
@@ -47,7 +47,7 @@ impl ControlPlane {
         let shown_bytes = self.snapshot_bytes(volume, snapshot)?;
         if size_bytes.is_some_and(|size| size < shown_bytes) {
             refuse!(
-                Code::Invalid,
+                Code::State,
                 "a clone is at least as large as its snapshot; make it smaller later (`holdfast volume resize`)"
             );
         }
@@ -91,7 +91,9 @@ impl ControlPlane {
                     "volume {volume} is not in service any more; `holdfast volume list` says where it is"
                 )
             }
-            DependentOutcome::Refused(why) => bail!("{why}; `holdfast snapshot list {volume}` shows what there is"),
+            DependentOutcome::Refused(why) => {
+                refuse!(Code::State, "{why}; `holdfast snapshot list {volume}` shows what there is")
+            }
         }
     }
 

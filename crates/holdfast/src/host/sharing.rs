@@ -4,10 +4,10 @@
 //! A store is a volume that no client reaches, with epochs of its own. A volume is in its domain when its root names it.
 
 use super::catalog::{Entry, Settings, What};
-use super::control::{ControlPlane, SIZE_BYTES_MAX};
+use super::control::ControlPlane;
 use super::keys::NewKey;
 use anyhow::Result;
-use holdfast_api::{Code, KeySource, VolumeInfo, refuse};
+use holdfast_api::{Code, KeySource, SIZE_BYTES_MAX, VolumeInfo, refuse};
 use holdfast_format::features::Feature;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
@@ -147,7 +147,7 @@ pub(super) fn check_stays(entry: &Entry) -> Result<()> {
 fn check_fits(entry: &Entry, store: &Entry) -> Result<()> {
     let (name, of) = (entry.name(), store.name());
     if !store.root.is_store() {
-        refuse!(Code::Invalid, "volume {of} is no store of a sharing domain; `holdfast sharing list` shows those");
+        refuse!(Code::State, "volume {of} is no store of a sharing domain; `holdfast sharing list` shows those");
     }
     let why = if entry.root.is_store() {
         Some("it is the store of a sharing domain itself".to_string())

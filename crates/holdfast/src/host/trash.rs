@@ -282,7 +282,7 @@ impl ControlPlane {
             _ => {
                 let ids: Vec<String> = found.iter().map(|trashed| trashed.id().to_string()).collect();
                 refuse!(
-                    Code::Invalid,
+                    Code::State,
                     "several volumes named {which} are in the trash; say which by its id: {}",
                     ids.join(", ")
                 )
