@@ -39,8 +39,18 @@ impl Places {
         Places(Arc::new(Semaphore::new(CONNECTIONS_MAX)))
     }
 
-    async fn next(&self) -> OwnedSemaphorePermit {
-        Arc::clone(&self.0).acquire_owned().await.expect("it is never closed")
+    /// A place, and the next connection for it.
+    async fn next<S, A, F>(&self, accept: impl Fn() -> F) -> (OwnedSemaphorePermit, S)
+    where
+        F: Future<Output = Result<(S, A)>>,
+    {
+        let place = Arc::clone(&self.0).acquire_owned().await.expect("it is never closed");
+        loop {
+            match accept().await {
+                Ok((stream, _)) => return (place, stream),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
     }
 }
 
@@ -48,11 +58,7 @@ impl Places {
 pub async fn serve_unix(listener: UnixListener, router: Router) {
     let places = Places::new();
     loop {
-        let place = places.next().await;
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
+        let (place, stream) = places.next(|| listener.accept()).await;
         let (router, peer) = (router.clone(), Peer::of_unix(&stream));
         tokio::spawn(async move {
             converse(stream, peer, router).await;
@@ -69,11 +75,7 @@ pub async fn serve_tls(
 ) {
     let places = Places::new();
     loop {
-        let place = places.next().await;
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
+        let (place, stream) = places.next(|| listener.accept()).await;
         let (router, acceptor) = (router.clone(), TlsAcceptor::from(config()));
         tokio::spawn(async move {
             // Answers are small, and not to wait for more.

@@ -187,6 +187,12 @@ fn contradictions(found: &Found, all: &[Setting], config: &GridConfig, memory: O
         let what = format!("alerts.smtp is set, and {key} is not: mail has a sender and receivers");
         complaints.push(Complaint { line, what, next: format!("set {key}, too, or remove alerts.smtp") });
     }
+    let is_plain = |url: &String| url.starts_with("smtp://") && !url.contains("tls=required");
+    if let (Some(line), true) = (line("alerts.smtp_password_file"), alerts.smtp.as_ref().is_some_and(is_plain)) {
+        let what = "alerts.smtp has no TLS, and a password would go over the network as it is".to_string();
+        let next = "write smtps://USER@SERVER:465, or smtp://USER@SERVER:587?tls=required".to_string();
+        complaints.push(Complaint { line, what, next });
+    }
     if let Some(line) = line("api.tcp") {
         let next = "`holdfast grid tls server ADDRESS --out DIR` makes what api.tls_dir is to name";
         let lacks = if settings.api_tls_dir.is_none() {
@@ -308,6 +314,14 @@ mod tests {
         assert!(error.contains("no /nowhere/server-cert.pem"), "{error}");
         let error = refused("[nbd]\ntcp = '0.0.0.0:7500'");
         assert!(error.contains("node 1 of this grid listens"), "{error}");
+        let error = refused("[api]\ntcp = '10.0.0.1:8443'");
+        assert!(error.contains("line 2: api.tcp is set, and api.tls_dir is not"), "{error}");
+        let error = refused("[api]\ntcp = '10.0.0.1:8443'\ntls_dir = '/nowhere'");
+        assert!(error.contains("no /nowhere/server-cert.pem") && error.contains("grid up --tls on"), "{error}");
+        let error = refused("[alerts]\nsmtp = 'smtp://a@mail:25'\nsmtp_password_file = '/p'");
+        assert!(error.contains("alerts.mail_from is not") && error.contains("a password would go"), "{error}");
+        let error = refused("[alerts]\nwebhook = 'ftp://a'\nmail_to = 'ann, bob'");
+        assert!(error.contains("https:// or http://"), "{error}");
         let error = refused("[memory]\nwriteback = '1 TiB'\nmap_cache = '1 TiB'");
         assert!(error.contains("line 2: ") && error.contains("2 TiB"), "{error}");
         // An older release took it so.
