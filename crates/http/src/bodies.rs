@@ -24,6 +24,16 @@ fn names_of(names: Vec<Name>) -> Vec<String> {
     names.into_iter().map(|Name(name)| name).collect()
 }
 
+/// How lists that [`some_of`] takes are described.
+fn names() -> ArrayBuilder {
+    let name = utoipa::openapi::Ref::from_schema_name(Name::name());
+    ArrayBuilder::new().items(name).min_items(Some(1)).max_items(Some(LIST_MAX))
+}
+
+fn names_each_once() -> RefOr<Schema> {
+    names().unique_items(true).description(Some("Each once")).into()
+}
+
 /// Of a list that has to have something in it.
 fn some_of(what: &str, names: Vec<Name>) -> Result<Vec<String>, Error> {
     match names.len() {
@@ -251,15 +261,11 @@ impl PartialSchema for ClientsBody {
             let object = object.property(word, what).required(word);
             object.additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
         };
-        let list = || {
-            let name = utoipa::openapi::Ref::from_schema_name(Name::name());
-            ArrayBuilder::new().items(name).min_items(Some(1)).max_items(Some(LIST_MAX)).into()
-        };
         let all = ObjectBuilder::new().schema_type(Type::Boolean).into();
         OneOfBuilder::new()
             .description(Some("Whom a volume is for, over TCP"))
-            .item(alone("allow", "These, too; where there was no list, these alone", list()))
-            .item(alone("deny", "These no more", list()))
+            .item(alone("allow", "These, too; where there was no list, these alone", names().into()))
+            .item(alone("deny", "These no more", names().into()))
             .item(alone("all", "Every client (`true`), or none (`false`)", all))
             .into()
     }
@@ -302,7 +308,7 @@ pub struct SnapshotBody {
 #[serde(deny_unknown_fields)]
 pub struct SnapshotGroupBody {
     /// Each once.
-    #[schema(min_items = 1, max_items = 1024)]
+    #[schema(schema_with = names_each_once)]
     pub volumes: Vec<Name>,
     pub name: Name,
 }

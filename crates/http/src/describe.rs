@@ -179,6 +179,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_refused_whatever_is_there_is_described() {
+        let all: serde_json::Value = serde_json::from_str(&described()).unwrap();
+        let said = |schema: &str, path: &str| all["components"]["schemas"][schema].pointer(path).cloned();
+        let volumes = ["minItems", "maxItems", "uniqueItems"];
+        let volumes = volumes.map(|limit| said("SnapshotGroupBody", &format!("/properties/volumes/{limit}")).unwrap());
+        assert_eq!(serde_json::Value::from(volumes.to_vec()), serde_json::json!([1, 1024, true]));
+        for word in ["Name", "Layout", "Span", "Keep", "FirstTierSize", "KeyFile", "Qos", "FilterSpec"] {
+            let pattern = said(word, "/pattern");
+            assert!(pattern.is_some_and(|pattern| pattern.as_str().is_some_and(|p| p.starts_with('^'))), "{word}");
+        }
+        assert_eq!(said("VolumeBytes", "/multipleOf"), Some(4096.into()));
+        assert_eq!(said("VolumeInfo", "/properties/epoch/format"), Some("uint64".into()));
+        let cut = &all["paths"]["/v1/nodes/{node}/cut"]["post"];
+        assert_eq!(cut["parameters"][0]["schema"]["type"], "integer");
+        assert!(cut["responses"]["422"].is_object());
+    }
+
+    #[test]
     fn all_that_is_referred_to_is_there_and_all_of_the_table_is_described() {
         let text = described();
         let all: serde_json::Value = serde_json::from_str(&text).unwrap();
