@@ -5,7 +5,8 @@ mod support;
 use holdfast_lab::process::{Signal, signal};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::net::UnixDatagram;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -581,4 +582,37 @@ fn people_are_told_what_is_not_well_by_webhook_and_by_mail() {
     }
     let raised = std::iter::repeat_with(next).find(|message| message.contains("nodes are away")).expect("endless");
     assert!(raised.contains("raised") || raised.contains("CRITICAL"), "{raised}");
+}
+
+#[test]
+fn what_can_not_be_is_told_apart_from_what_fails() {
+    let grid = Grid::new(50);
+    grid.up("--nodes 3 --devices 1");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    grid.ok("snapshot create v1 s1");
+    let asked = |method: &str, target: &str, body: &str| {
+        let (status, said) = by_http(&grid, method, target, &["-H", "Content-Type: application/json", "-d", body]);
+        (status, said["error"]["code"].as_str().unwrap_or_default().to_string())
+    };
+    for (method, target, body, status, code) in [
+        ("POST", "/v1/volumes/v1/snapshots", r#"{"name":"s1"}"#, 409, "exists"),
+        ("POST", "/v1/snapshot-groups", r#"{"volumes":["v1"],"name":"s1"}"#, 409, "exists"),
+        ("DELETE", "/v1/volumes/v1/snapshots/s2", "", 404, "not-found"),
+        ("POST", "/v1/volumes/v1/snapshots/s1/clone", r#"{"name":"c","size_bytes":1048576}"#, 409, "state"),
+        ("POST", "/v1/volumes/v1/resize", r#"{"size_bytes":1048576}"#, 409, "state"),
+        ("PATCH", "/v1/volumes/v1", r#"{"tiers":{"first":{"layout":"mirror:3","size":"1%"}}}"#, 409, "state"),
+        ("PUT", "/v1/devices/first/class", r#"{"class":"ssd"}"#, 400, "invalid"),
+        ("POST", "/v1/devices/first/drain", "{}", 400, "invalid"),
+        ("POST", "/v1/sharing", r#"{"name":"d","layout":"mirror:2","key_file":"/nothing"}"#, 404, "not-found"),
+        ("POST", "/v1/sharing", r#"{"name":"d","layout":"mirror:2","key_file":"/dev/zero"}"#, 409, "state"),
+    ] {
+        assert_eq!(asked(method, target, body), (status, code.to_string()), "{method} {target} {body}");
+    }
+    // Over the control socket nothing stands before the host, which has to go on.
+    let mut control = UnixStream::connect(grid.path("control.sock")).expect("the host is up");
+    writeln!(control, r#"{{"op":"snapshot-group","volumes":[],"name":"s2"}}"#).expect("it listens");
+    let mut answer = String::new();
+    BufReader::new(&control).read_line(&mut answer).expect("it answers");
+    assert!(answer.contains("\"invalid\""), "{answer}");
+    assert_eq!(by_http(&grid, "GET", "/v1/volumes/v1", &[]).0, 200);
 }
