@@ -8,6 +8,7 @@ mod bench;
 mod demo;
 mod figures;
 mod picture;
+mod schemathesis;
 mod suite;
 mod tidy;
 mod tools;
@@ -15,8 +16,7 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str =
-    "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|bench|clean [ARGUMENTS]";
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|schemathesis|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -43,6 +43,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "torture" => suite::torture(rest),
         "atlas" => atlas::run(rest),
         "guest" => atlas::guest(rest),
+        "schemathesis" => schemathesis::run(rest),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),
