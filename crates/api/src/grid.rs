@@ -50,7 +50,7 @@ pub struct HostView {
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_turn: Option<LongTurn>,
-    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
+    /// Messages between its reactors, and looks at what they share, since it was started: not by guests' requests.
     pub crossings: u64,
     /// Why the host told nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,8 +84,7 @@ pub struct NodeView {
     /// Threads of its process, each with some of its devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reactors: Option<u32>,
-    /// Requests that one of them passed on to another, since the process was started: those of other nodes, of copies of
-    /// the metadata, and of hosts of older releases.
+    /// Requests that one of them passed on: of other nodes, of copies of the metadata, of older hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<u64>,
     pub devices: Vec<DeviceInfo>,
@@ -125,7 +124,7 @@ pub enum Severity {
 }
 
 /// What it is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Concern {
     /// Something is not served, or not in full.

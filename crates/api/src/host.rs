@@ -41,7 +41,7 @@ pub struct HostStatus {
     /// Of the last ten minutes and more: what everything else on the host waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_turn: Option<LongTurn>,
-    /// Messages between its reactors, and looks at what they share, since it was started. Requests of guests bring none.
+    /// Messages between its reactors, and looks at what they share, since it was started: not by guests' requests.
     #[serde(default)]
     pub crossings: u64,
     pub nodes: Vec<NodeInfo>,

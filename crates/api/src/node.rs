@@ -28,8 +28,7 @@ pub struct NodeInfo {
     /// Threads of its process that have devices or could; hosts ask each for its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reactors: Option<u32>,
-    /// Requests that one of them has passed on to another: those of other nodes, of copies of the metadata, and of
-    /// hosts of older releases.
+    /// Requests that one of them passed on: of other nodes, of copies of the metadata, of older hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<u64>,
     pub devices: Vec<DeviceInfo>,

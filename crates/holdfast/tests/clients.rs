@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use support::{Grid, etcd, needs, skip, text, until};
@@ -534,12 +534,20 @@ fn over_the_network_operators_and_readers_are_known_by_certificates_and_tokens()
     let foreign = [&as_ann[..], &["-H", "Origin: https://elsewhere.example"]].concat();
     assert_eq!(ask("DELETE", "/v1/volumes/v1", &foreign).0, "403");
     assert_eq!(grid.json("volume list").as_array().expect("a list").len(), 1);
+    assert_eq!(ask("GET", "/metrics", &as_reader).0, "200");
     // What is revoked counts for nothing from then on, what is given later does.
+    let mut listener = Command::new(needs("curl"));
+    listener.args(["-sSN", "--max-time", "60", "--cacert"]).arg(ann.join("ca-cert.pem")).args(as_reader);
+    listener.arg(format!("https://127.0.0.1:{port}/v1/events")).stdout(Stdio::piped());
+    let mut listener = listener.spawn().expect("it runs");
+    let mut heard = listener.stdout.take().expect("it is piped");
+    heard.read_exact(&mut [0; 15]).expect("`event: findings`");
     grid.ok("grid tls revoke operator/ann");
     let (status, why) = ask("GET", "/v1/volumes", &as_ann);
     assert!(status == "401" && why.contains("revoked"), "{status}: {why}");
     grid.ok("grid tls revoke reader/prometheus");
     assert_eq!(ask("GET", "/v1/volumes", &as_reader).0, "401");
+    assert!(listener.wait().expect("it ends").success(), "the host ends a stream that stands");
     grid.ok("grid tls operator ann");
     assert_eq!(ask("GET", "/v1/volumes", &as_ann).0, "200");
 }

@@ -2,9 +2,9 @@
 //!
 //! Each request is judged anew, so what was taken back counts for nothing on connections that stand, too.
 
-use crate::serve::{Ask, Shown};
-use axum::http::{HeaderMap, header};
-use holdfast_api::{Code, Error, Role};
+use crate::serve::{Ask, Refusal, Shown, refused};
+use axum::http::{HeaderMap, StatusCode, header};
+use holdfast_api::{Code, Role};
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
@@ -15,14 +15,6 @@ pub enum Peer {
     Local(Role),
     /// With the certificate that was shown, in DER.
     Remote(Option<Arc<[u8]>>),
-}
-
-/// Why a request is not looked at.
-pub enum Closed {
-    /// Nobody was shown, or one who counts for nothing.
-    Unknown(Error),
-    /// A page of another site has a browser ask.
-    Foreign(Error),
 }
 
 impl Peer {
@@ -38,14 +30,14 @@ impl Peer {
     }
 
     /// Who asks. A token that is shown counts, and not the certificate beside it.
-    pub fn role(&self, ask: &dyn Ask, headers: &HeaderMap) -> Result<Role, Closed> {
+    pub fn role(&self, ask: &dyn Ask, headers: &HeaderMap) -> Result<Role, Refusal> {
         let certificate = match self {
             Peer::Local(role) => return Ok(*role),
             Peer::Remote(certificate) => certificate,
         };
         if is_of_another_site(headers) {
             let why = "a page of another site asks; pages of this host alone may";
-            return Err(Closed::Foreign(Error::new(Code::NotPermitted, why)));
+            return Err(refused(StatusCode::FORBIDDEN, Code::NotPermitted, why));
         }
         let shown = match (token(headers), certificate) {
             (Some(token), _) => Shown::Token(token),
@@ -53,10 +45,10 @@ impl Peer {
             (None, None) => {
                 let why = "show a certificate of an operator or a reader, or send `Authorization: Bearer TOKEN`; \
                            `holdfast grid tls operator` makes both";
-                return Err(Closed::Unknown(Error::new(Code::NotPermitted, why)));
+                return Err(refused(StatusCode::UNAUTHORIZED, Code::NotPermitted, why));
             }
         };
-        ask.role_of(shown).map_err(Closed::Unknown)
+        ask.role_of(shown).map_err(|error| Refusal { status: StatusCode::UNAUTHORIZED, error })
     }
 }
 

@@ -30,5 +30,5 @@ mod words;
 
 pub use axum::Router;
 pub use describe::described;
-pub use listener::{listen, serve_tls, serve_unix};
+pub use listener::{serve_tls, serve_unix};
 pub use serve::{Ask, Config, Shown, router};

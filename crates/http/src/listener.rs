@@ -90,12 +90,6 @@ pub async fn serve_tls(
     }
 }
 
-/// # Errors
-/// The address can't be listened at.
-pub async fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await
-}
-
 /// Until either end has enough.
 async fn converse<S>(stream: S, peer: Peer, router: Router)
 where

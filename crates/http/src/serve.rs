@@ -1,7 +1,7 @@
 //! Routes, and what is the same for all of them: who asks, bodies, keys, deadlines.
 
 use crate::describe::{EVENTS, HEALTH, described};
-use crate::door::{Closed, Peer};
+use crate::door::Peer;
 use crate::endpoint::Endpoint;
 use crate::events::{self, Watch};
 use crate::given::Path;
@@ -88,20 +88,6 @@ struct Shared {
     watch: Watch,
 }
 
-impl Shared {
-    fn role(&self, peer: &Peer, headers: &HeaderMap) -> Result<Role, Refusal> {
-        role_of(&*self.ask, peer, headers)
-    }
-}
-
-/// What may be done by who is at the other end of a connection.
-pub(crate) fn role_of(ask: &dyn Ask, peer: &Peer, headers: &HeaderMap) -> Result<Role, Refusal> {
-    peer.role(ask, headers).map_err(|closed| match closed {
-        Closed::Unknown(error) => Refusal { status: StatusCode::UNAUTHORIZED, error },
-        Closed::Foreign(error) => Refusal { status: StatusCode::FORBIDDEN, error },
-    })
-}
-
 /// All routes.
 pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
     let room = Arc::new(Semaphore::new(config.at_a_time));
@@ -161,7 +147,7 @@ async fn health(
     headers: HeaderMap,
 ) -> HttpResponse {
     let looked = async {
-        shared.role(&peer, &headers)?;
+        peer.role(&*shared.ask, &headers)?;
         let place = place(&shared)?;
         let ask = Arc::clone(&shared.ask);
         let looked = tokio::task::spawn_blocking(move || (ask.health(), drop(place)).0);
@@ -179,11 +165,11 @@ async fn events(
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> HttpResponse {
-    if let Err(refusal) = shared.role(&peer, &headers) {
+    if let Err(refusal) = peer.role(&*shared.ask, &headers) {
         return refusal.into_response();
     }
     let judge = Arc::clone(&shared);
-    let is_let_in = Box::new(move || judge.role(&peer, &headers).is_ok());
+    let is_let_in = Box::new(move || peer.role(&*judge.ask, &headers).is_ok());
     let stream = events::stream(&shared.watch, &shared.ask, is_let_in);
     Sse::new(stream).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response()
 }
@@ -220,8 +206,8 @@ struct Given {
 
 /// What is answered in place of a resource.
 pub(crate) struct Refusal {
-    status: StatusCode,
-    error: Error,
+    pub status: StatusCode,
+    pub error: Error,
 }
 
 impl From<Error> for Refusal {
@@ -242,7 +228,7 @@ impl IntoResponse for Refusal {
 }
 
 /// Of a request that makes no sense in a way that HTTP has a status of its own for.
-fn refused(status: StatusCode, code: Code, message: impl Into<String>) -> Refusal {
+pub(crate) fn refused(status: StatusCode, code: Code, message: impl Into<String>) -> Refusal {
     Refusal { status, error: Error::new(code, message) }
 }
 
@@ -257,7 +243,7 @@ async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> H
 }
 
 async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
-    let role = shared.role(&given.peer, &given.headers)?;
+    let role = given.peer.role(&*shared.ask, &given.headers)?;
     let body = body_of(endpoint, &given)?;
     let path = match &given.path {
         Ok(path) => path,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::str::FromStr;
-use utoipa::openapi::schema::KnownFormat;
+use utoipa::openapi::schema::{AnyOfBuilder, KnownFormat};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -27,7 +27,7 @@ const SPEC_BYTES_MAX: usize = 400;
 const KEEPS_MAX: usize = 16;
 
 macro_rules! words {
-    ($($(#[doc = $about:literal])+ $name:ident($value:ty): $read:path, $pattern:expr, $examples:expr;)*) => {$(
+    ($($(#[doc = $about:literal])+ $name:ident($value:ty): $read:path, [$($pattern:expr),+], $examples:expr;)*) => {$(
         $(#[doc = $about])+
         #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
         #[serde(try_from = "String")]
@@ -43,9 +43,7 @@ macro_rules! words {
 
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
-                let about = [$($about.trim()),+].join(" ");
-                let text = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
-                text.pattern(Some($pattern)).examples($examples).into()
+                text([$($about.trim()),+].join(" "), [$(String::from($pattern)),+], $examples)
             }
         }
 
@@ -55,35 +53,45 @@ macro_rules! words {
 
 words! {
     /// A volume, a snapshot, a host, a client: letters, digits, `-`, `_` and `.`, beginning with a letter or digit.
-    Name(String): name, format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", NAME_BYTES_MAX - 1), ["vm1"];
+    Name(String): name, [format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", NAME_BYTES_MAX - 1)], ["vm1"];
 
-    /// How data outlive losses: over nodes, with `@device` over devices whichever nodes they are in, or over the devices
-    /// of two nodes (`nested-`).
-    Layout(geometry::Layout): exactly, layout_pattern(), ["mirror:2", "parity:2+1"];
+    /// How data outlive losses: over nodes, with `@device` over devices, or over the devices of two nodes (`nested-`).
+    Layout(geometry::Layout): exactly, [layout_pattern(), NESTED], ["mirror:2", "parity:2+1"];
 
     /// `nvme`, `ssd` or `hdd`.
-    Media(MediaClass): exactly, "^(nvme|ssd|hdd)$", ["ssd"];
+    Media(MediaClass): exactly, ["^(nvme|ssd|hdd)$"], ["ssd"];
 
     /// `off`, `lz4` or `auto`.
-    Compression(packing::Compression): exactly, "^(off|lz4|auto)$", ["auto"];
+    Compression(packing::Compression): exactly, ["^(off|lz4|auto)$"], ["auto"];
 
     /// A time of seconds, minutes, hours, days or weeks.
-    Span(schedule::Span): exactly, format!("^{SPAN}$"), ["1h", "15m"];
+    Span(schedule::Span): exactly, [format!("^{SPAN}$")], ["1h", "15m"];
 
     /// Of each of so many hours, days and so on that have any snapshot the newest is kept.
-    Keep(schedule::Keep): keep, format!("^{SPAN}(,{SPAN}){{0,{}}}$", KEEPS_MAX - 1), ["24h,7d,4w"];
+    Keep(schedule::Keep): keep, [format!("^{SPAN}(,{SPAN}){{0,{}}}$", KEEPS_MAX - 1)], ["24h,7d,4w"];
 
     /// A share of the volume's size, or bytes.
-    FirstTierSize(TierSize): tier_size, "^(([1-9]|[1-8][0-9]|90)%|[1-9][0-9]{0,5}([KMGT]i)?B)$", ["20%", "10GiB"];
+    FirstTierSize(TierSize): tier_size, ["^(([1-9]|[1-8][0-9]|90)%|[1-9][0-9]{0,5}([KMGT]i)?B)$"], ["20%", "10GiB"];
 
     /// An absolute path, as the host that is asked has it.
-    KeyFile(PathBuf): key_file, format!("^/[^\\x00]{{0,{}}}$", PATH_BYTES_MAX - 1), ["/etc/holdfast/key"];
+    KeyFile(PathBuf): key_file, [format!("^/[^\\x00]{{0,{}}}$", PATH_BYTES_MAX - 1)], ["/etc/holdfast/key"];
 
     /// How clients of a volume fare among others: `weight=400,limit=500/50MiB`; `none` takes it away.
-    Qos(String): spec, format!("^[!-~]{{1,{SPEC_BYTES_MAX}}}$"), ["none", "iops=500,bytes=50MiB", "weight=400,limit=500"];
+    Qos(String): spec, [format!("^[!-~]{{1,{SPEC_BYTES_MAX}}}$")], ["none", "iops=500,bytes=50MiB", "weight=400,limit=500"];
 
     /// A filter, as `holdfast volume filter kinds` tells them.
-    FilterSpec(String): spec, format!("^[!-~]{{1,{SPEC_BYTES_MAX}}}$"), ["limit:iops=500", "delay:read=10ms,share=0.1"];
+    FilterSpec(String): spec, [format!("^[!-~]{{1,{SPEC_BYTES_MAX}}}$")], ["limit:iops=500", "delay:read=10ms,share=0.1"];
+}
+
+/// A text of one of these patterns.
+fn text<const N: usize, const M: usize>(about: String, of: [String; N], examples: [&str; M]) -> RefOr<Schema> {
+    let one = |pattern| ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
+    let mut patterns: Vec<ObjectBuilder> = of.into_iter().map(one).collect();
+    if N == 1 {
+        return patterns.remove(0).description(Some(about)).examples(examples).into();
+    }
+    let any = patterns.into_iter().fold(AnyOfBuilder::new(), AnyOfBuilder::item);
+    any.description(Some(about)).examples(examples).into()
 }
 
 const SPAN: &str = "([1-9][0-9]{0,3}|10000)[smhdw]";
@@ -91,8 +99,10 @@ const SPAN: &str = "([1-9][0-9]{0,3}|10000)[smhdw]";
 fn layout_pattern() -> String {
     // Of up to sixteen shards seven are parity at most.
     let widths = r"[1-9]\+[1-7]|10\+[1-6]|11\+[1-5]|12\+[1-4]|13\+[1-3]|14\+[12]|15\+1";
-    format!(r"^((mirror:[23]|parity:({widths}))(@device)?|nested-mirror|nested-parity:([2-9]|1[0-5])\+1)$")
+    format!("^(mirror:[23]|parity:({widths}))(@device)?$")
 }
+
+const NESTED: &str = r"^nested-(mirror|parity:([2-9]|1[0-5])\+1)$";
 
 fn name(text: &str) -> Result<String, String> {
     let wrong = || format!("`{text}` can't be a name: up to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`");

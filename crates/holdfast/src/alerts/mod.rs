@@ -61,21 +61,7 @@ struct Trouble {
 /// What was seen, and what of it was told.
 #[derive(Debug, Default)]
 pub struct Alerts {
-    troubles: BTreeMap<(&'static str, String), Trouble>,
-}
-
-/// Concerns have no order of their own.
-fn key(finding: &Finding) -> (&'static str, String) {
-    let concern = match finding.concern {
-        Concern::Service => "service",
-        Concern::DataAtRisk => "data",
-        Concern::Redundancy => "redundancy",
-        Concern::Capacity => "capacity",
-        Concern::Metadata => "metadata",
-        Concern::Certificates => "certificates",
-        Concern::Time => "time",
-    };
-    (concern, finding.about.clone())
+    troubles: BTreeMap<(Concern, String), Trouble>,
 }
 
 impl Alerts {
@@ -113,7 +99,7 @@ impl Alerts {
 
     fn see(&mut self, now: Instant, finding: &Finding) {
         let fresh = || Trouble { finding: finding.clone(), since: now, raised: None, gone_since: None };
-        let trouble = self.troubles.entry(key(finding)).or_insert_with(fresh);
+        let trouble = self.troubles.entry((finding.concern, finding.about.clone())).or_insert_with(fresh);
         if trouble.finding.severity < finding.severity {
             trouble.since = now;
         }

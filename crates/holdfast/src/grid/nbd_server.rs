@@ -99,11 +99,11 @@ pub fn renew(
     if server_names(&pair.certificate, &certificates.ca_pem()?).as_ref() != Some(&names) {
         refuse!(
             Code::NotPermitted,
-            "what was signed for this host's NBD server is not for its names, or none of this grid's"
+            "what was signed for this host's server is not for its names, or none of this grid's"
         );
     }
     if !go_together(&pair.certificate, &pair.key) {
-        refuse!(Code::NotPermitted, "what was signed for this host's NBD server is for another key");
+        refuse!(Code::NotPermitted, "what was signed for this host's server is for another key");
     }
     let _lock = Lock::take(grid_dir)?;
     replace_pair(&paths, &pair)

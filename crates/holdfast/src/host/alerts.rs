@@ -14,7 +14,7 @@ use holdfast_runtime::clock;
 use std::sync::Arc;
 use std::time::Duration;
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) fn start(plane: &Arc<ControlPlane>) -> Result<()> {
     if !plane.settings.alerts.is_any() {

@@ -10,7 +10,7 @@ use crate::{findings, logger, overview};
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Health, Request, Response, Role};
 use holdfast_http::metrics::Survey;
-use holdfast_http::{Ask, Config, Router, Shown, listen, router, serve_tls, serve_unix};
+use holdfast_http::{Ask, Config, Router, Shown, router, serve_tls, serve_unix};
 use holdfast_runtime::bearer::Bearer;
 use holdfast_runtime::pki::{self, Identity, identity_of};
 use holdfast_runtime::revoked::Revoked;
@@ -141,7 +141,7 @@ pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result
 async fn serve_remote(address: SocketAddr, tls: TlsServer, router: Router) {
     let mut is_told = false;
     let listener = loop {
-        match listen(address).await {
+        match tokio::net::TcpListener::bind(address).await {
             Ok(listener) => break listener,
             Err(error) if !is_told => {
                 is_told = true;

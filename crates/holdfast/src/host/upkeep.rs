@@ -370,7 +370,7 @@ impl ControlPlane {
         };
         let own = (&self.dir, self.catalog.host().as_str());
         nbd_server::renew(own, &self.revocations.certificates, dir, sign)
-            .with_context(|| format!("the certificate of this host's NBD server, in {}", dir.display()))
+            .with_context(|| format!("the certificate of this host's server, in {}", dir.display()))
     }
 
     fn renew_links(&self) -> Result<()> {

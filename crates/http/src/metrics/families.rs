@@ -69,7 +69,7 @@ families! {
     PACKING_CPU: Counter "host_packing_cpu" Seconds [] "CPU time for packing blocks, of that of the process";
     PACKING_REFUSED: Counter "host_packing_refused" Bytes [] "Data of guests written as they are for want of CPU time";
     RESIDENT: Gauge "host_resident_memory" Bytes [] "Memory of the host's process";
-    LONGEST_TURN: Gauge "host_longest_turn" Seconds [] "The longest that one event kept a thread of the host, of the last ten minutes and more";
+    LONGEST_TURN: Gauge "host_longest_turn" Seconds [] "Longest time that one event kept a thread, of ten minutes and more";
     CROSSINGS: Counter "host_crossings" [] "Messages between reactors of the host, and looks at what they share";
 
     FINDINGS: Gauge "findings" ["severity", "concern"] "Things that are not well, as holdfast status tells them";
@@ -77,7 +77,7 @@ families! {
     METADATA_MEMBERS: Gauge "metadata_members" [] "Members of etcd that the host is told of; 0 where the store is a file";
     UNREADABLE: Gauge "metadata_unreadable_volumes" [] "Volumes whose records this release can't read";
     FOUND: Gauge "metadata_found_volumes" [] "Volumes that a recovery has found, and that nothing opens";
-    CERTIFICATE_END: Gauge "certificate_end_timestamp" Seconds ["certificate"] "End of a certificate of this machine, in seconds since 1970";
+    CERTIFICATE_END: Gauge "certificate_end_timestamp" Seconds ["certificate"] "End of a certificate of this machine, since 1970";
 
     TASKS: Gauge "tasks" ["kind"] "Things that this host does in the background";
     TASK_LEFT: Gauge "task_left" ["task", "kind", "unit"] "Parts of a task that are still to be done";
@@ -91,7 +91,7 @@ families! {
     RAW: Gauge "capacity_raw" Bytes [] "Size of all devices";
     USED: Gauge "capacity_used" Bytes [] "Taken of that";
     RESERVE: Gauge "capacity_reserve" Bytes [] "Reserve for cleaning, deleting and metadata, which guests' data leaves free";
-    WRITABLE: Gauge "capacity_writable" Bytes [] "Room on devices that take data, with copies and parity; a full node may bound a layout earlier";
+    WRITABLE: Gauge "capacity_writable" Bytes [] "Room on devices, with copies and parity; a layout may have less";
     WRITABLE_MAX: Gauge "capacity_writable_max" Bytes [] "The same room if nothing were there";
     FULL_IN: Gauge "capacity_full_in" Seconds [] "Time until devices are full at the rate of the last week; missing while that is unknown";
 
@@ -102,18 +102,18 @@ families! {
     DEVICE_JOURNAL: Gauge "device_journal_used" Bytes ["node", "device"] "Taken of a device's journal";
     DEVICE_JOURNAL_MAX: Gauge "device_journal" Bytes ["node", "device"] "Size of a device's journal";
     DEVICE_SHARDS: Gauge "device_shards" ["node", "device"] "Shards on a device";
-    DEVICE_LATENCY: Gauge "device_latency" Seconds ["node", "device", "op", "percentile"] "Time that so many of 100 small operations of the last seconds took at most";
+    DEVICE_LATENCY: Gauge "device_latency" Seconds ["node", "device", "op", "percentile"] "Most that so many of 100 small ones took";
     DEVICE_ERRORS: Counter "device_io_errors" ["node", "device"] "Operations that ended with an error since the node was started";
     DEVICE_RETRIES: Counter "device_retries" ["node", "device"] "Reads that failed and were tried again since the node was started";
-    DEVICE_SLOW: Gauge "device_slow" Seconds ["node", "device"] "Time for which a device has been far slower than its peers; 0 where it is not";
+    DEVICE_SLOW: Gauge "device_slow" Seconds ["node", "device"] "Time for which a device has been slower than its peers, or 0";
     DEVICE_OUT: Gauge "device_out" Seconds ["node", "device"] "Time for which a device has been out; 0 where it is not";
     DEVICE_DRAINING: Gauge "device_draining" ["node", "device"] "1 where a device is being emptied";
     DRIVE_FAILING: Gauge "drive_failing" ["node", "device"] "1 where a drive says of itself that it is to be replaced";
-    DRIVE_WORN: Gauge "drive_worn" Ratios ["node", "device"] "Share that a drive has had of the writes that its vendor promises; may exceed 1";
+    DRIVE_WORN: Gauge "drive_worn" Ratios ["node", "device"] "Share had of the writes that a drive is made for; may exceed 1";
     DRIVE_SPARE: Gauge "drive_spare" Ratios ["node", "device"] "Share that a drive has left of its blocks in reserve";
     DRIVE_CELSIUS: Gauge "drive_temperature" Celsius ["node", "device"] "Temperature of a drive";
-    DRIVE_ERRORS: Counter "drive_media_errors" ["node", "device"] "Errors of a drive's media since it was made: read in vain, or expected to be";
-    CACHE_HITS: Counter "read_cache_hits" ["node", "device"] "Reads of slower devices that were answered from the read cache on this one";
+    DRIVE_ERRORS: Counter "drive_media_errors" ["node", "device"] "Errors of a drive's media, ever: read in vain, or expected to";
+    CACHE_HITS: Counter "read_cache_hits" ["node", "device"] "Reads of slower devices answered from the read cache here";
     CACHE_MISSES: Counter "read_cache_misses" ["node", "device"] "Reads of slower devices that were not";
     CACHE_HELD: Gauge "read_cache_held" Bytes ["node", "device"] "Held by the read cache on a device";
 
@@ -184,11 +184,11 @@ families! {
     VOLUME_SHOWN: Gauge "volume_space_shown" Bytes ["volume"] "Data as guests see them";
     VOLUME_RATE: Gauge "volume_requests_per_second" ["volume"] "Requests a second in the last minute or two";
     VOLUME_DEPTH: Gauge "volume_queue_depth" ["volume"] "Requests under way at a time, in the mean of the last minute or two";
-    VOLUME_LATENCY: Gauge "volume_latency" Seconds ["volume", "op", "percentile"] "Time that so many of 100 requests of the last minute or two took at most";
-    VOLUME_STAGE: Gauge "volume_stage" Seconds ["volume", "op", "stage", "percentile"] "Time that so many of 100 requests spent in a stage at most; of the busiest volumes, and those asked for";
-    VOLUME_IN_FLIGHT: Gauge "volume_in_flight" ["volume", "op"] "Requests that have had their turn and are not answered; of the same volumes as stages";
+    VOLUME_LATENCY: Gauge "volume_latency" Seconds ["volume", "op", "percentile"] "Most that so many of 100 requests took";
+    VOLUME_STAGE: Gauge "volume_stage" Seconds ["volume", "op", "stage", "percentile"] "Most that so many of 100 requests took there";
+    VOLUME_IN_FLIGHT: Gauge "volume_in_flight" ["volume", "op"] "Requests under way; of the same volumes as stages";
     VOLUME_OLDEST: Gauge "volume_oldest_request" Seconds ["volume", "op"] "Age of the first of these";
-    VOLUME_WAITED: Gauge "volume_waited_requests" ["volume", "held_by"] "Requests of the last minute or two that waited for their turn: for others, or by the volume's own limit";
+    VOLUME_WAITED: Gauge "volume_waited_requests" ["volume", "held_by"] "Requests of the last minutes that waited for their turn";
 }
 
 const HEAD: &str = "# Metrics
@@ -197,6 +197,8 @@ const HEAD: &str = "# Metrics
 
 Series of `GET /metrics`, of the host that is asked ([monitoring](../operate/monitoring.md)). A name ends in its unit.
 Series without the label `volume` are of all volumes in service at that host, or of the whole grid as it sees it.
+Percentiles of volumes are of the last minute or two, those of devices of the last seconds. Stages are of the 20
+busiest volumes, or of those that are asked for.
 
 | name | kind | labels | meaning |
 | --- | --- | --- | --- |

@@ -29,7 +29,7 @@ pub use survey::{Certificate, Survey};
 
 use crate::door::Peer;
 use crate::problem::Problem;
-use crate::serve::{Ask, role_of};
+use crate::serve::Ask;
 use axum::Router;
 use axum::extract::{ConnectInfo, RawQuery};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -70,7 +70,7 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>(ask: Arc<dyn Ask>) -> Rou
     let answer = move |ConnectInfo(peer): ConnectInfo<Peer>, RawQuery(query): RawQuery, headers: HeaderMap| {
         let pages = Arc::clone(&pages);
         async move {
-            let role = match role_of(&*pages.ask, &peer, &headers) {
+            let role = match peer.role(&*pages.ask, &headers) {
                 Ok(role) => role,
                 Err(refusal) => return refusal.into_response(),
             };

@@ -134,8 +134,9 @@ pub fn measure(target: &Target, size_mib: u64, job: &[&str], seconds: Option<u64
     })
 }
 
-/// Runs each job on all targets in turns, another one first in each round, and prints a table for each; the first target is what others are compared with. What a
-/// grid has left to do in the background is waited for if `settles`, so that the next target does not bear it.
+/// Runs each job on all targets in turns, another one first in each round, and prints a table for each. The first target
+/// is what others are compared with. What a grid has left to do in the background is waited for if `settles`, so that the
+/// next target does not bear it.
 pub fn compare(targets: &[Target], jobs: &[Job], run: &Run, size_mib: u64, settles: bool) -> Result<()> {
     if settles {
         targets.iter().filter_map(|target| target.grid).try_for_each(Grid::settle)?;

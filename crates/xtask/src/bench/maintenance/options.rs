@@ -8,7 +8,8 @@ use std::path::PathBuf;
 const OLDER_FULL: &str = "brim";
 
 const USAGE: &str =
-    "usage: ./x bench --maintenance [--only snapshots|rebuild|map|recovery|overwrite|packed|skewed|full]... [--json] [--dir DIR] [--binary FILE]
+    "usage: ./x bench --maintenance [--only snapshots|rebuild|map|recovery|overwrite|packed|skewed|full]...
+  [--json] [--dir DIR] [--binary FILE]
   [--seconds N] [--rounds N]                      of each job that is compared with another
   [--device-gib N]                                each of the grid's eight devices has at least that much
   snapshots: [--small-gib N] [--large-gib N] [--repeats N] [--load-seconds N] [--generations N]

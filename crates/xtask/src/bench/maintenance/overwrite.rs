@@ -49,7 +49,8 @@ fn make_empty(setup: &Setup, name: &str) -> Result<Grid> {
 /// Write amplification where all blocks are packed.
 pub fn measure_packed(setup: &Setup, report: &mut Report) -> Result<()> {
     let grid = make_empty(setup, "packed")?;
-    let part_mib = (writable_mib(&grid)? * TAKEN * HALVED) as u64 / FILLED_AT_ONCE;
+    let whole_mib = writable_mib(&grid)?;
+    let part_mib = (whole_mib * TAKEN * HALVED) as u64 / FILLED_AT_ONCE;
     let size_mib = part_mib * FILLED_AT_ONCE;
     let size = format!("{size_mib}MiB");
     grid.run(&["volume", "create", "v", "--size", &size, "--layout", LAYOUT, "--compress", "lz4"])?;
@@ -61,8 +62,7 @@ pub fn measure_packed(setup: &Setup, report: &mut Report) -> Result<()> {
         run_job(&target, part_mib, &job, None)?;
         packed(&grid, "v")?;
     }
-    let taken_part = 1.0 - writable_mib(&grid)? / (part_mib as f64 * FILLED_AT_ONCE as f64 / HALVED / TAKEN);
-    report.told("of what could be written is taken", taken_part, "");
+    report.told("of what could be written is taken", 1.0 - writable_mib(&grid)? / whole_mib, "");
     let job: Vec<&str> = OVERWRITE.iter().copied().chain(HALF).collect();
     overwrite(&grid, size_mib, setup.options.overwrite_seconds, (&job, MOST_WRITTEN), report).map(drop)
 }
