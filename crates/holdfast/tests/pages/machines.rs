@@ -135,6 +135,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     a.types("holdfast volume create db --size 1GiB");
     clients(&mut site, &page.lines("holdfast grid tls server"));
     by_https(&mut site, &page.lines("holdfast grid tls server"));
+    scraped(&mut site, Page::open("operate/monitoring.md"));
     site.types(&page.lines("holdfast grid tls show"));
     site.at("a").types("rm FILE");
     site.types(&page.lines("holdfast grid tls authority give c"));
@@ -162,6 +163,23 @@ fn by_https(site: &mut Site, block: &[Typed]) {
     assert_eq!(ann.at, "ann");
     site.at("ann").types_until(&ann.command);
     assert!(site.types_one(ann).contains("\"findings\":"));
+}
+
+/// By Prometheus and by node_exporter, which are not there: their directories are, and the first one's configuration
+/// has a test of its own.
+fn scraped(site: &mut Site, mut page: Page) {
+    let a = site.at("a");
+    for directory in ["etc/prometheus", "run", "var/lib/prometheus/node-exporter"] {
+        fs::create_dir_all(a.path(directory)).unwrap();
+    }
+    a.has("/run/holdfast", &a.path("run/holdfast").display().to_string());
+    let said = a.types(&page.block("curl --unix-socket"));
+    assert_eq!(said.matches("# EOF").count() + said.matches("holdfast_build_info{").count(), 2, "{said}");
+    a.types(&page.block("holdfast grid tls operator prometheus"));
+    a.types(&page.block("curl -sS"));
+    let written = |name: &str| fs::read_to_string(a.path(name)).unwrap();
+    assert!(written("etc/prometheus/holdfast-token").len() > 100);
+    assert!(written("var/lib/prometheus/node-exporter/holdfast.prom").contains("\nholdfast_"));
 }
 
 #[test]

@@ -43,7 +43,8 @@ fn other_pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Commands of ours that a page shows as they are typed, without prompts and remarks.
+/// Commands of ours that a page shows as they are typed, without prompts, remarks and files that take what is
+/// printed.
 fn typed(page: &str) -> Vec<String> {
     // One that goes on in the next line is one.
     let page = page.replace("\\\n", " ");
@@ -51,7 +52,8 @@ fn typed(page: &str) -> Vec<String> {
     let lines = blocks.flat_map(str::lines).filter_map(|line| {
         let (prompt, typed) = line.split_once(['#', '$'])?;
         let is_prompt = prompt.chars().all(|c| c.is_ascii_alphanumeric());
-        is_prompt.then(|| typed.split(" #").next().unwrap_or_default().trim())
+        let end = [" #", " >"].iter().filter_map(|end| typed.find(end)).min().unwrap_or(typed.len());
+        is_prompt.then(|| typed[..end].trim())
     });
     let commands = lines.flat_map(|line| line.split("&&")).flat_map(|part| part.split(" | ")).map(str::trim);
     // One that is put together by the shell is not taken apart here.
