@@ -98,7 +98,7 @@ pub struct NodeView {
     #[serde(skip)]
     pub is_own: bool,
     /// As its machine's configuration has them, in their places.
-    #[serde(skip)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub configured: Vec<ConfiguredDevice>,
 }
 

@@ -7,6 +7,7 @@
 //! what an older one does not say has a default.
 
 mod bounds;
+mod capacity;
 mod error;
 mod filter;
 mod grid;
@@ -23,6 +24,7 @@ mod texts;
 mod volume;
 
 pub use bounds::{NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
+pub use capacity::{Capacity, SavedSpace, UsedSpace, WritableSpace};
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
 pub use grid::{AlertArrival, Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity};
@@ -40,7 +42,9 @@ pub use qos::{FloorInfo, MeasuredInfo, QosInfo};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
 pub use role::Role;
-pub use slow::{Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo};
+pub use slow::{
+    Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo, VerdictInfo,
+};
 pub use volume::{
     Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,
     VolumeSpace, VolumeState,

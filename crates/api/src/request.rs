@@ -7,6 +7,7 @@ use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::stream::Begin;
 use holdfast_format::tier::Tiers;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// What becomes of the list of clients that may have a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -264,6 +265,20 @@ pub enum Request {
         cancel: bool,
         force: bool,
     },
+    /// A device of the host's machine gives its place to another: that is taken in, and the old one emptied.
+    DeviceReplace {
+        device: String,
+        /// A block device, or a file that is there. Without it: a new file.
+        path: Option<PathBuf>,
+        /// Although it holds something, which is destroyed.
+        force: bool,
+    },
+    /// Takes a device of the host's machine out that was emptied.
+    DeviceRemove {
+        device: String,
+        /// Although it is not empty: what lies there is made again from the others.
+        force: bool,
+    },
     /// What a device is made of; without a class its node finds out.
     DeviceClass {
         device: String,
@@ -460,6 +475,8 @@ impl Request {
             Request::SendBegin { .. }
             | Request::Metadata
             | Request::AlertsTest
+            | Request::DeviceReplace { .. }
+            | Request::DeviceRemove { .. }
             | Request::VolumeFilterAdd { .. }
             | Request::VolumeFilterRemove { .. }
             | Request::NodeCut { .. }
@@ -482,6 +499,7 @@ pub enum Kind {
     Check,
     /// It changes what there is.
     Change,
-    /// It begins to hand out data, or does something to a link or before a volume, and needs not be alone for that.
+    /// It begins to hand out data, or does something to a link or before a volume, and needs not be alone for that; or it
+    /// consists of others that are.
     Act,
 }

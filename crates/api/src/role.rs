@@ -1,9 +1,12 @@
 //! Who asks a host, and for what.
 
 use crate::{Code, Error, Kind, Request};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 /// Who asks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     Admin,
     Reader,

@@ -16,6 +16,11 @@ pub struct SlowInfo {
     pub reads_under_way: UnderWayInfo,
     #[serde(default)]
     pub writes_under_way: UnderWayInfo,
+    /// What makes them slow, also where none is answered; missing where nothing was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_verdict: Option<VerdictInfo>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_verdict: Option<VerdictInfo>,
     /// Requests of it that had to wait for their turn, and those of them that its own limit held.
     pub waited: u64,
     pub held_by_limit: u64,
@@ -34,6 +39,15 @@ pub struct UnderWayInfo {
     pub count: u64,
     /// Of the first of them.
     pub oldest_us: u64,
+}
+
+/// Why requests are slow.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VerdictInfo {
+    /// In a word that stays: `device`, `neighbour`, `limit`.
+    pub cause: String,
+    /// One sentence, with what to do.
+    pub text: String,
 }
 
 /// A thread and its processor, in the last minute or two: thousandths of the time.

@@ -2,7 +2,7 @@
 //!
 //! Role: a pure function. Who shows a grid's state, or raises alarms, asks it, so that all say the same.
 
-use crate::cli::space::full_soon;
+use crate::capacity::full_soon;
 use holdfast_api::{
     Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostState, NodeState, NodeView, Severity, SnapshotInfo,
     VolumeInfo, VolumeLive, VolumeState, free_of, takers,

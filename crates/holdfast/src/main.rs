@@ -5,6 +5,7 @@
 
 mod alerts;
 mod bench;
+mod capacity;
 mod cli;
 mod client;
 mod config;
@@ -85,6 +86,8 @@ enum Command {
     Qos(cli::qos::QosArgs),
     /// Domains of volumes whose equal content is stored once
     Sharing(cli::sharing::SharingArgs),
+    /// The grid in a browser of this machine
+    Dashboard(cli::dashboard::DashboardArgs),
     /// Whether people are told what is not well
     Alerts(cli::alerts::AlertsArgs),
     /// What first tiers hold, what leaves them, and how often they are read
@@ -164,6 +167,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Bench(args) => bench::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Qos(args) => cli::qos::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Dashboard(args) => cli::dashboard::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Alerts(args) => cli::alerts::run(&args, &GridDir::choose(dir)?, cli.json),
         Command::Sharing(args) => cli::sharing::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),

@@ -2,7 +2,7 @@
 
 use crate::given::{Named, Only, reference};
 use crate::words::{
-    Compression, FilterSpec, FirstTierSize, Keep, KeyFile, Layout, Media, Name, Qos, Span, VolumeBytes,
+    Compression, DevicePath, FilterSpec, FirstTierSize, Keep, KeyFile, Layout, Media, Name, Qos, Span, VolumeBytes,
 };
 use holdfast_api::{ClientsChange, Code, Error, KeySource, Request};
 use holdfast_format::packing;
@@ -350,6 +350,16 @@ pub struct RestoreBody {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+pub struct ReplaceBody {
+    /// Of the new device; without it: a new file beside the grid's others.
+    pub path: Option<DevicePath>,
+    /// Although the new one holds something, which is destroyed.
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DrainBody {
     /// Let it take data again.
     #[serde(default)]
@@ -388,6 +398,15 @@ impl SharingCreateBody {
         let (name, layout) = (self.name.0, self.layout.0.to_string());
         Request::SharingCreate { name, layout, compression, key: key_of(self.key_file) }
     }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceQuery {
+    /// Although it is not empty: what lies there is made again from the others.
+    #[serde(default)]
+    pub force: bool,
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -3,10 +3,11 @@
 use crate::endpoint::Endpoint;
 use crate::given::{Named, reference};
 use crate::problem::Problem;
+use crate::serve::Access;
 use crate::table;
 use crate::words::Name;
 use axum::http::Method;
-use holdfast_api::{Finding, Health};
+use holdfast_api::{Capacity, Finding, Health};
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, ParameterBuilder, ParameterIn};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::{
@@ -19,6 +20,8 @@ const JSON: &str = "application/json";
 /// The grid as a whole; no request of the table.
 pub const HEALTH: &str = "/v1/health";
 pub const EVENTS: &str = "/v1/events";
+pub const CAPACITY: &str = "/v1/capacity";
+pub const ACCESS: &str = "/v1/access";
 
 const ABOUT: &str = "Resources of a Holdfast grid, as a host has them. Errors have a code that programs go by; it stays \
     when texts change. Changes take the header Idempotency-Key: with the same key the same request is carried out once.";
@@ -99,8 +102,10 @@ fn json(schema: RefOr<Schema>) -> utoipa::openapi::Content {
 }
 
 /// What is told of the grid as a whole.
-fn wholes(schemas: &mut Vec<Named>) -> [(&'static str, Operation); 2] {
+fn wholes(schemas: &mut Vec<Named>) -> [(&'static str, Operation); 4] {
     let health = json(reference::<Health>(schemas));
+    let capacity = json(reference::<Capacity>(schemas));
+    let access = json(reference::<Access>(schemas));
     let finding = reference::<Finding>(schemas);
     let of = |id: &str, summary: &str, about: &str, (media, content)| {
         let answer = ResponseBuilder::new().description(about).content(media, content).build();
@@ -110,6 +115,16 @@ fn wholes(schemas: &mut Vec<Named>) -> [(&'static str, Operation); 2] {
     let about = "Server-sent events: `findings`, an array, once; then `raised` and `cleared`, one finding each";
     let text = ContentBuilder::new().schema(Some(finding)).build();
     [
+        (ACCESS, of("get_access", "What who asks may do", "it is so", (JSON, access))),
+        (
+            CAPACITY,
+            of(
+                "get_capacity",
+                "Where each byte of the grid is, as `holdfast space` has it",
+                "it is so",
+                (JSON, capacity),
+            ),
+        ),
         (
             HEALTH,
             of("get_health", "The grid as `holdfast status` has it, and what is not well", "it is so", (JSON, health)),

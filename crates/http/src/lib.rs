@@ -21,14 +21,17 @@ mod endpoint;
 mod events;
 mod given;
 mod listener;
+mod local;
 pub mod metrics;
 mod problem;
 mod retries;
 mod serve;
 pub mod table;
+mod web;
 mod words;
 
 pub use axum::Router;
 pub use describe::described;
-pub use listener::{serve_tls, serve_unix};
+pub use listener::{serve_local, serve_tls, serve_unix};
+pub use local::local_router;
 pub use serve::{Ask, Config, Shown, router};

@@ -90,6 +90,20 @@ pub async fn serve_tls(
     }
 }
 
+/// Serves a port that only this machine has for as long as it is polled; `router` asks nobody who is there.
+pub async fn serve_local(listener: TcpListener, router: Router) {
+    let places = Places::new();
+    loop {
+        let (place, stream) = places.next(|| listener.accept()).await;
+        let router = router.clone();
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            converse(stream, Peer::of_tls(None), router).await;
+            drop(place);
+        });
+    }
+}
+
 /// Until either end has enough.
 async fn converse<S>(stream: S, peer: Peer, router: Router)
 where

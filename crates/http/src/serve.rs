@@ -1,6 +1,6 @@
 //! Routes, and what is the same for all of them: who asks, bodies, keys, deadlines.
 
-use crate::describe::{EVENTS, HEALTH, described};
+use crate::describe::{ACCESS, CAPACITY, EVENTS, HEALTH, described};
 use crate::door::Peer;
 use crate::endpoint::Endpoint;
 use crate::events::{self, Watch};
@@ -9,6 +9,7 @@ use crate::metrics;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
+use crate::web;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, RawPathParamsRejection};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, Request as HttpRequest, State};
@@ -18,11 +19,13 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Json, Router};
-use holdfast_api::{Code, Error, Health, Kind, Request, Response, Role};
+use holdfast_api::{Capacity, Code, Error, Health, Kind, Request, Response, Role};
+use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use utoipa::ToSchema;
 
 /// By which a change is known again.
 pub const KEY: &str = "Idempotency-Key";
@@ -53,6 +56,12 @@ pub trait Ask: Send + Sync + 'static {
     /// # Errors
     /// The host can't tell.
     fn health(&self) -> Result<Health, Error>;
+
+    /// Where each byte is. Blocks for as long as it takes to ask all hosts.
+    ///
+    /// # Errors
+    /// The host can't tell.
+    fn capacity(&self) -> Result<Capacity, Error>;
 
     /// What the page of metrics has beside what can be asked for.
     fn survey(&self) -> Option<&dyn metrics::Survey> {
@@ -102,6 +111,9 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
         .route("/v1/openapi.json", get(describes))
         .route(HEALTH, get(health))
         .route(EVENTS, get(events))
+        .route(CAPACITY, get(capacity))
+        .route(ACCESS, get(access))
+        .merge(web::routes())
         .merge(page);
     let mut endpoints = table::all();
     while !endpoints.is_empty() {
@@ -146,18 +158,51 @@ async fn health(
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> HttpResponse {
+    whole(&shared, &peer, &headers, |ask| ask.health()).await
+}
+
+async fn capacity(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    whole(&shared, &peer, &headers, |ask| ask.capacity()).await
+}
+
+/// Of the grid as a whole, for whoever may look.
+async fn whole<T: Serialize + Send + 'static>(
+    shared: &Arc<Shared>,
+    peer: &Peer,
+    headers: &HeaderMap,
+    look: impl FnOnce(&dyn Ask) -> Result<T, Error> + Send + 'static,
+) -> HttpResponse {
     let looked = async {
-        peer.role(&*shared.ask, &headers)?;
-        let place = place(&shared)?;
+        peer.role(&*shared.ask, headers)?;
+        let place = place(shared)?;
         let ask = Arc::clone(&shared.ask);
-        let looked = tokio::task::spawn_blocking(move || (ask.health(), drop(place)).0);
+        let looked = tokio::task::spawn_blocking(move || (look(&*ask), drop(place)).0);
         match tokio::time::timeout(shared.config.look_within, looked).await {
-            Ok(Ok(health)) => health.map_err(Refusal::from),
+            Ok(Ok(found)) => found.map_err(Refusal::from),
             Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more").into()),
             Err(_) => Err(Error::new(Code::Unavailable, "the host takes too long to look; ask again").into()),
         }
     };
-    looked.await.map_or_else(IntoResponse::into_response, |health| Json(health).into_response())
+    looked.await.map_or_else(IntoResponse::into_response, |found| Json(found).into_response())
+}
+
+/// What who asks may do.
+#[derive(Serialize, ToSchema)]
+pub struct Access {
+    pub role: Role,
+}
+
+async fn access(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    let role = peer.role(&*shared.ask, &headers);
+    role.map_or_else(IntoResponse::into_response, |role| Json(Access { role }).into_response())
 }
 
 async fn events(

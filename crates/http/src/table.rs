@@ -5,12 +5,13 @@ use crate::answer::{
     Volumes,
 };
 use crate::bodies::{
-    ClassBody, ClientsBody, CloneBody, DeleteQuery, DrainBody, ExportBody, FilterBody, ForceQuery, HandoverBody,
-    ProtectBody, RekeyBody, RemoveQuery, RenameBody, ResizeBody, RestoreBody, ScheduleBody, SharingCreateBody,
-    SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
+    ClassBody, ClientsBody, CloneBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody, FilterBody, ForceQuery,
+    HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody, RestoreBody, ScheduleBody,
+    SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
 };
 use crate::endpoint::Endpoint;
 use crate::given::{Fields, Nothing, Object, Path};
+use crate::words::DevicePath;
 use axum::http::Method;
 use holdfast_api::{Error, HostStatus, QosInfo, Request, VolumeInfo};
 use serde::de::DeserializeOwned;
@@ -266,6 +267,19 @@ fn devices() -> Vec<Endpoint> {
             "/v1/devices/{device}/drain",
             "Empties a device, or lets it take data again",
             |at, DrainBody { cancel, force }| Ok(Request::Drain { devices: vec![at.text("device")], cancel, force }),
+        ),
+        with_body::<ReplaceBody, Done>(
+            Method::POST,
+            "/v1/devices/{device}/replace",
+            "Gives a device's place to another, at the host of its machine: that is taken in, this one emptied",
+            |at, ReplaceBody { path, force }| {
+                Ok(Request::DeviceReplace { device: at.text("device"), path: path.map(|DevicePath(path)| path), force })
+            },
+        ),
+        delete::<DeviceQuery, Leaving>(
+            "/v1/devices/{device}",
+            "Takes a device out that was emptied, at the host of its machine",
+            |at, DeviceQuery { force }| Ok(Request::DeviceRemove { device: at.text("device"), force }),
         ),
         with_body::<ClassBody, Done>(
             Method::PUT,

@@ -74,7 +74,10 @@ words! {
     FirstTierSize(TierSize): tier_size, ["^(([1-9]|[1-8][0-9]|90)%|[1-9][0-9]{0,5}([KMGT]i)?B)$"], ["20%", "10GiB"];
 
     /// An absolute path, as the host that is asked has it.
-    KeyFile(PathBuf): key_file, [format!("^/[^\\x00]{{0,{}}}$", PATH_BYTES_MAX - 1)], ["/etc/holdfast/key"];
+    KeyFile(PathBuf): whole_path, [format!("^/[^\\x00]{{0,{}}}$", PATH_BYTES_MAX - 1)], ["/etc/holdfast/key"];
+
+    /// A block device of the host's machine, or a file that is there.
+    DevicePath(PathBuf): whole_path, [format!("^/[^\\x00]{{0,{}}}$", PATH_BYTES_MAX - 1)], ["/dev/sdx"];
 
     /// How clients of a volume fare among others: `weight=400,limit=500/50MiB`; `none` takes it away.
     Qos(String): spec, [format!("^[!-~]{{1,{SPEC_BYTES_MAX}}}$")], ["none", "iops=500,bytes=50MiB", "weight=400,limit=500"];
@@ -135,7 +138,7 @@ fn tier_size(text: &str) -> Result<TierSize, String> {
     }
 }
 
-fn key_file(text: &str) -> Result<PathBuf, String> {
+fn whole_path(text: &str) -> Result<PathBuf, String> {
     let is_path = text.starts_with('/') && !text.contains('\0') && text.chars().count() <= PATH_BYTES_MAX;
     let wrong = || format!("`{text}` is not absolute, or too long; give the whole path, as the host has it");
     is_path.then(|| PathBuf::from(text)).ok_or_else(wrong)

@@ -1,6 +1,8 @@
 //! The page of metrics over a socket, before a host of which parts hang.
 
-use holdfast_api::{Code, Error, Finding, Health, HostStatus, Neighbour, Request, Response, Role, SlowInfo, TaskInfo};
+use holdfast_api::{
+    Capacity, Code, Error, Finding, Health, HostStatus, Neighbour, Request, Response, Role, SlowInfo, TaskInfo,
+};
 use holdfast_http::metrics::{Certificate, Survey};
 use holdfast_http::{Ask, Config, Shown, router, serve_unix};
 use std::io::{Read, Write};
@@ -26,6 +28,10 @@ impl Ask for Fake {
     }
 
     fn health(&self) -> Result<Health, Error> {
+        Err(Error::new(Code::Unavailable, "nothing can be told"))
+    }
+
+    fn capacity(&self) -> Result<Capacity, Error> {
         Err(Error::new(Code::Unavailable, "nothing can be told"))
     }
 

@@ -1,6 +1,6 @@
 //! The interface over a socket, before a host that answers what it is told to.
 
-use holdfast_api::{Code, Error, Health, Request, Response, Role, TrashInfo};
+use holdfast_api::{Capacity, Code, Error, Health, Request, Response, Role, TrashInfo};
 use holdfast_http::{Ask, Config, Shown, router, serve_unix};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -38,6 +38,10 @@ impl Ask for Fake {
     }
 
     fn health(&self) -> Result<Health, Error> {
+        Err(Error::new(Code::Unavailable, "nothing can be told"))
+    }
+
+    fn capacity(&self) -> Result<Capacity, Error> {
         Err(Error::new(Code::Unavailable, "nothing can be told"))
     }
 

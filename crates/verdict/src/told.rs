@@ -69,6 +69,8 @@ pub fn slow_of(host: &Host, now: Instant, name: &str) -> Option<SlowInfo> {
         writes,
         reads_under_way,
         writes_under_way,
+        read_verdict: None,
+        write_verdict: None,
         waited,
         held_by_limit,
         has_window: host.has_window(),

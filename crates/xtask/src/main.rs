@@ -5,6 +5,7 @@
 
 mod atlas;
 mod bench;
+mod dashboard;
 mod demo;
 mod figures;
 mod picture;
@@ -16,7 +17,7 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|schemathesis|bench|clean [ARGUMENTS]";
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|dashboard|schemathesis|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -44,6 +45,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "atlas" => atlas::run(rest),
         "guest" => atlas::guest(rest),
         "schemathesis" => schemathesis::run(rest),
+        "dashboard" => dashboard::run(rest),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),

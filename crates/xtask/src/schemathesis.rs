@@ -45,7 +45,9 @@ struct Options {
 
 pub fn run(arguments: &[String]) -> Result<()> {
     let options = options_of(arguments)?;
-    let program = installed()?;
+    // Of the version that the findings were mended with.
+    let python = tools::python("schemathesis", &[&format!("schemathesis=={VERSION}")])?;
+    let program = python.with_file_name("schemathesis");
     tools::build_checked(&["holdfast"])?;
     let work = tools::target_dir().join("schemathesis");
     let mut failed = Vec::new();
@@ -74,18 +76,6 @@ fn options_of(arguments: &[String]) -> Result<Options> {
         }
     }
     Ok(options)
-}
-
-/// Schemathesis in an environment of its own, of the version that the findings were mended with.
-fn installed() -> Result<PathBuf> {
-    let dir = tools::target_dir().join("tools").join(format!("schemathesis-{VERSION}"));
-    let program = dir.join("bin/schemathesis");
-    if !program.exists() {
-        tools::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))?;
-        let wanted = format!("schemathesis=={VERSION}");
-        tools::run(Command::new(dir.join("bin/pip")).args(["install", "--quiet", &wanted]))?;
-    }
-    Ok(program)
 }
 
 /// A grid with something of everything.

@@ -91,3 +91,16 @@ fn shown(command: &Command) -> String {
     }
     text
 }
+
+/// Python in an environment of its own, with packages of these versions.
+pub fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let versions = packages.join("-").replace("==", "-");
+    let dir = target_dir().join("tools").join(format!("{name}-{versions}"));
+    let (program, complete) = (dir.join("bin/python"), dir.join("complete"));
+    if !complete.exists() {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))?;
+        run(Command::new(dir.join("bin/pip")).args(["install", "--quiet"]).args(packages))?;
+        std::fs::write(&complete, "")?;
+    }
+    Ok(program)
+}

@@ -177,10 +177,6 @@ pub fn run(args: DeviceArgs, dir: &GridDir, json: bool) -> Result<()> {
         DeviceAction::Drain { device, cancel, force, wait } => {
             let device = find(dir, &device)?;
             drain(dir, std::slice::from_ref(&device), cancel, force)?;
-            if cancel {
-                // Another one takes its place no more.
-                grow::forget_replacing(dir, std::slice::from_ref(&device))?;
-            }
             if wait {
                 wait_until_empty(dir, &device, json)?;
             }
@@ -229,7 +225,6 @@ const EMPTY_PACE: Duration = Duration::from_secs(1);
 fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool) -> Result<()> {
     let say = |text: String| if json { Ok(()) } else { print(text) };
     let old = find(dir, old)?;
-    let config = dir.load()?;
     // All but the last step was done, and that was cut short.
     if being_removed(dir)?.is_some_and(|removing| removing.named(&old).is_some()) {
         let new = grow::replaced_by(dir, &old)?;
@@ -241,16 +236,10 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
             false => Ok(()),
         };
     }
-    let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == old);
-    let node = config.nodes.iter().find(holds).with_context(|| {
-        format!(
-            "device {old} is another machine's, and is replaced there (`holdfast node list` shows which machine \
-             has which node)"
-        )
-    })?;
-    let new = grow::add_device(dir, node.id, source, Some(&old))?;
-    say(format!("device {} ({}) is in node {}", new.device, Size(new.size_bytes), node.id))?;
-    drain(dir, std::slice::from_ref(&old), false, false)?;
+    let (node, new) = grow::replace_device(dir, &old, source)?;
+    say(format!("device {} ({}) is in node {node}", new.device, Size(new.size_bytes)))?;
+    // Whoever looks next sees what the old one held when this began.
+    std::thread::sleep(DEVICES_SHOWN_WITHIN);
     say(format!("device {old} is being emptied; `holdfast task watch` shows how it gets on"))?;
     let mut notes = Vec::new();
     if no_wait {
@@ -277,7 +266,7 @@ fn replace(dir: &GridDir, old: &str, source: &Source, no_wait: bool, json: bool)
         }
         drop(progress);
         let removed = grow::remove_devices(dir, std::slice::from_ref(&old), false)?;
-        say(format!("device {old} is not a part of node {} any more; {DISCARDED}", node.id))?;
+        say(format!("device {old} is not a part of node {node} any more; {DISCARDED}"))?;
         removed.notes.iter().try_for_each(|note| say(note.clone()))?;
         notes = removed.notes;
     }

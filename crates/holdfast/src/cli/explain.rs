@@ -2,7 +2,7 @@
 
 use super::filter;
 use super::format::{print, print_json};
-use super::space::packed_text;
+use crate::capacity::packed_text;
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;

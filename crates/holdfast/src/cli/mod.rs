@@ -2,6 +2,7 @@
 
 pub mod alerts;
 pub mod config;
+pub mod dashboard;
 pub mod device;
 pub mod etcd;
 pub mod explain;

@@ -2,7 +2,7 @@
 //! made.
 
 use super::format::{print, print_json, print_table, table};
-use super::space::{efficiency, writable_now};
+use crate::capacity::{efficiency, writable_now};
 use crate::grid::layout::GridDir;
 use crate::overview::gather;
 use anyhow::{Result, anyhow};

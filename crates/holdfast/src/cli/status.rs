@@ -1,9 +1,9 @@
 //! `holdfast status`, and the states that other commands tell: told within a second, whatever hangs.
 
 use super::format::{percent_used, print, print_json, print_table, table};
-use super::space::all_packed_text;
 use super::trash::print_trash_count;
 use super::volume::print_list;
+use crate::capacity::all_packed_text;
 use crate::findings;
 use crate::grid::layout::GridDir;
 use crate::overview::gather;

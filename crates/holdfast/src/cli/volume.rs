@@ -3,8 +3,8 @@
 use super::format::{print, print_json, print_table, table};
 use super::protect::{self, Redundancy};
 use super::snapshot::share;
-use super::space::packed_text;
 use super::tier::TierFlags;
+use crate::capacity::packed_text;
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::{Context, Result};

@@ -5,8 +5,8 @@ use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{Code, Request, Response, SlowInfo, SlowKind, refuse};
-use holdfast_verdict::{Facts, Verdict, ms};
+use holdfast_api::{Code, Request, Response, SlowInfo, SlowKind, VerdictInfo, refuse};
+use holdfast_verdict::ms;
 use serde_json::{Value, json};
 
 #[derive(Args, Debug)]
@@ -47,17 +47,9 @@ pub fn run(args: &WhyArgs, dir: &GridDir, json: bool) -> Result<()> {
         );
         refuse!(Code::State, "volume {name} is not in service here, so that nothing was counted; {whose}");
     };
-    let nodes = client::status(dir)?.nodes;
-    let filters = volume.filters.map_or_else(Vec::new, |filters| filters.filters);
-    let limit = volume.limit.as_deref();
-    let facts = Facts { name, limit, filters: &filters, slow: &slow, nodes: &nodes, writes: false };
-    let kinds = [("reads", &slow.reads, false), ("writes", &slow.writes, true)];
-    let found: Vec<Found> = kinds
-        .into_iter()
-        .filter_map(|(name, kind, writes)| {
-            Some((name, kind.as_ref(), holdfast_verdict::of(Facts { writes, ..facts })?))
-        })
-        .collect();
+    let kinds = [("reads", &slow.reads, &slow.read_verdict), ("writes", &slow.writes, &slow.write_verdict)];
+    let found = kinds.into_iter().filter_map(|(name, kind, verdict)| Some((name, kind.as_ref(), verdict.as_ref()?)));
+    let found: Vec<Found> = found.collect();
     if json {
         return print_json(&as_json(name, &slow, &found));
     }
@@ -71,7 +63,7 @@ pub fn run(args: &WhyArgs, dir: &GridDir, json: bool) -> Result<()> {
 }
 
 /// Of one kind of requests: figures of those that were answered, if any were, and the sentence.
-type Found<'a> = (&'a str, Option<&'a SlowKind>, Verdict);
+type Found<'a> = (&'a str, Option<&'a SlowKind>, &'a VerdictInfo);
 
 fn as_json(name: &str, slow: &SlowInfo, found: &[Found]) -> Value {
     let verdicts: serde_json::Map<String, Value> =

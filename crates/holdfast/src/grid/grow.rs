@@ -72,6 +72,23 @@ pub fn add_device(dir: &GridDir, node: u32, source: &Source, replaces: Option<&S
     Ok(device)
 }
 
+/// Has a device of this machine give its place to another one: that is taken in, and the old one emptied. Once nothing
+/// is left there it can be removed. Gives the node, and the new device.
+pub fn replace_device(dir: &GridDir, old: &String, source: &Source) -> Result<(u32, DeviceConfig)> {
+    let config = dir.load()?;
+    let holds = |node: &&NodeConfig| node.devices.iter().any(|d| d.device == *old);
+    let Some(node) = config.nodes.iter().find(holds) else {
+        refuse!(
+            Code::State,
+            "device {old} is another machine's, and is replaced there (`holdfast node list` shows which machine has which \
+             node)"
+        );
+    };
+    let new = add_device(dir, node.id, source, Some(old))?;
+    client::done(dir, &Request::Drain { devices: vec![old.clone()], cancel: false, force: false })?;
+    Ok((node.id, new))
+}
+
 /// The device that the same command has made already.
 fn begun_before(
     dir: &GridDir,

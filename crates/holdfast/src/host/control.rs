@@ -54,7 +54,6 @@ use holdfast_host::{
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
-use holdfast_verdict::told;
 use holdfast_volume::Question;
 use holdfast_volume::protect::{self, Protect};
 use std::collections::{BTreeMap, BTreeSet};
@@ -428,6 +427,8 @@ impl ControlPlane {
             }
             Request::ReceiveAbandon { name } => self.receive_abandon(&name).map(|()| Response::Done),
             Request::ReceiveState { name } => self.receive_state(&name).map(|token| Response::Resume { token }),
+            Request::DeviceReplace { device, path, force } => self.replace_device(&device, path, force),
+            Request::DeviceRemove { device, force } => self.remove_device(&device, force),
             Request::Drain { devices, cancel, force } => self.drain(&devices, cancel, force).map(|()| Response::Done),
             Request::DeviceClass { device, class } => self.set_class(&device, class).map(|()| Response::Done),
             Request::CheckRemovable { devices, force } => {
@@ -647,15 +648,6 @@ impl ControlPlane {
         let volume = Box::new(self.show(name)?);
         let parts = self.ask(|answer| Command::Anatomy { name: name.to_string(), answer })?;
         Ok(Response::Explained { volume, parts })
-    }
-
-    fn why_slow(&self, name: &str) -> Result<Response> {
-        let volume = Box::new(self.show(name)?);
-        let mut slow = self.ask(|answer| Command::Slow { name: name.to_string(), answer })?;
-        if let Some(slow) = &mut slow {
-            slow.others = told::others(self.ask(|answer| Command::Loads { answer })?, name);
-        }
-        Ok(Response::Slow { volume, slow })
     }
 
     pub(super) fn show(&self, name: &str) -> Result<VolumeInfo> {

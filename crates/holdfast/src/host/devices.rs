@@ -9,6 +9,7 @@
 
 use super::commands::{Command, LiveStatus};
 use super::control::ControlPlane;
+use crate::grid::grow;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
 use crate::protocol::read;
@@ -151,6 +152,8 @@ impl ControlPlane {
         for device in &wanted {
             self.catalog.set_draining(*device, false)?;
         }
+        // Another one takes its place no more.
+        grow::forget_replacing(&self.dir, devices)?;
         let draining = self.catalog.draining()?;
         self.order(Order::Drain(draining)).map(drop)
     }

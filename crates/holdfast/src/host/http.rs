@@ -5,10 +5,11 @@
 
 use super::control::ControlPlane;
 use super::tls::load_api_and_follow;
+use crate::capacity::account;
 use crate::grid::certs::now_s;
 use crate::{findings, logger, overview};
 use anyhow::{Context, Result, anyhow};
-use holdfast_api::{Code, Error, Health, Request, Response, Role};
+use holdfast_api::{Capacity, Code, Error, GridStatus, Health, Request, Response, Role};
 use holdfast_http::metrics::Survey;
 use holdfast_http::{Ask, Config, Router, Shown, router, serve_tls, serve_unix};
 use holdfast_runtime::bearer::Bearer;
@@ -32,6 +33,10 @@ impl Ask for Plane {
 
     fn health(&self) -> Result<Health, Error> {
         health(&self.0).map_err(|error| Error::new(Code::Failed, format!("{error:#}")))
+    }
+
+    fn capacity(&self) -> Result<Capacity, Error> {
+        capacity(&self.0).map_err(|error| Error::new(Code::Failed, format!("{error:#}")))
     }
 
     fn survey(&self) -> Option<&dyn Survey> {
@@ -64,13 +69,27 @@ impl Plane {
 
 /// The grid as this host has it, and what is not well.
 pub(super) fn health(plane: &ControlPlane) -> Result<Health> {
+    let status = status(plane)?;
+    Ok(Health { findings: findings::of(&status), status })
+}
+
+/// Devices as nodes told of them last, and what hosts say of their volumes.
+fn capacity(plane: &ControlPlane) -> Result<Capacity> {
+    let status = status(plane)?;
+    match plane.asked(Role::Admin, Request::GridSpace) {
+        Response::Space { volumes, silent } => Ok(account(&status, (&volumes, silent))),
+        Response::Error { message, .. } => Err(anyhow!(message)),
+        other => Err(anyhow!("the host answers {other:?}")),
+    }
+}
+
+fn status(plane: &ControlPlane) -> Result<GridStatus> {
     let tell = || match plane.asked(Role::Admin, Request::Status) {
         Response::Status(status) => Ok(*status),
         Response::Error { message, .. } => Err(anyhow!(message)),
         other => Err(anyhow!("the host answers {other:?}")),
     };
-    let status = overview::gather_as(&plane.dir, tell)?;
-    Ok(Health { findings: findings::of(&status), status })
+    overview::gather_as(&plane.dir, tell)
 }
 
 fn refused(why: &str) -> Error {

@@ -37,6 +37,7 @@ pub mod machines;
 pub mod meta;
 mod names;
 mod nbd;
+mod own_devices;
 mod packers;
 mod peer_query;
 mod peers;
@@ -58,6 +59,7 @@ pub mod tls;
 mod trash;
 mod upkeep;
 mod volume_info;
+mod why;
 mod writers;
 
 use crate::logger;

@@ -1,0 +1,34 @@
+//! `./x dashboard`: the dashboard in a real browser, before a real grid.
+
+use crate::tools;
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::Command;
+
+const WANTED: [&str; 2] = ["playwright==1.65.2", "axe-playwright-python==0.1.8"];
+
+pub fn run(arguments: &[String]) -> Result<()> {
+    let root = tools::root();
+    let pictures = match arguments {
+        [] => None,
+        [only] if only == "--pictures" => Some(root.join("docs/pictures")),
+        _ => bail!("`./x dashboard` takes --pictures"),
+    };
+    let python = tools::python("dashboard", &WANTED)?;
+    tools::build_checked(&["holdfast"])?;
+    let mut command = Command::new(python);
+    command.arg(root.join("crates/xtask/dashboard/test.py"));
+    command.arg(tools::checked_program("holdfast")).arg(work(&tools::target_dir()));
+    command.args(pictures);
+    match command.status().context("cannot start Python")?.success() {
+        true => Ok(()),
+        false => bail!(
+            "the dashboard is not as it is to be; logs of its grid are in {}",
+            work(&tools::target_dir()).display()
+        ),
+    }
+}
+
+fn work(target: &Path) -> std::path::PathBuf {
+    target.join("dashboard")
+}
