@@ -1,9 +1,10 @@
 //! The interface over a socket, before a host that answers what it is told to.
 
 use holdfast_api::{Capacity, Code, Error, Health, Request, Response, Role, TrashInfo};
-use holdfast_http::{Ask, Config, Shown, router, serve_unix};
+use holdfast_http::{Ask, Config, Shown, local_router, router, serve_local, serve_unix};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +55,7 @@ struct Served {
     fake: Arc<Fake>,
     socket: PathBuf,
     _dir: tempfile::TempDir,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 struct Answer {
@@ -73,7 +74,7 @@ impl Served {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(async move { tokio::net::UnixListener::bind(at).unwrap() });
         runtime.spawn(async move { serve_unix(listener, router(asked, config)).await });
-        Served { fake, socket, _dir: dir, _runtime: runtime }
+        Served { fake, socket, _dir: dir, runtime: runtime }
     }
 
     fn ask(&self, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {
@@ -86,8 +87,12 @@ impl Served {
 }
 
 fn ask(socket: &Path, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {
-    let mut stream = UnixStream::connect(socket).unwrap();
+    let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    converse(stream, method, target, headers, body)
+}
+
+fn converse(mut stream: impl Read + Write, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {
     let more: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
     let length = body.len();
     let head = format!(
@@ -215,4 +220,49 @@ fn what_takes_too_long_goes_on_and_is_had_by_its_key() {
         }
     };
     assert_eq!((end.status, served.asked()), (409, 1));
+}
+
+#[test]
+fn the_dashboard_is_for_everybody_and_is_sent_once() {
+    let served = Served::within(PATIENT);
+    let page = served.ask("GET", "/", &[], "");
+    assert_eq!(page.status, 200);
+    for guard in ["content-security-policy: default-src 'none'", "x-content-type-options: nosniff", "text/html"] {
+        assert!(page.head.contains(guard), "{}", page.head);
+    }
+    let tag = page.head.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a tag");
+    let again = served.ask("GET", "/", &[&format!("If-None-Match: {tag}")], "");
+    assert_eq!((again.status, again.body.clone()), (304, Value::Null));
+    assert_eq!(served.ask("GET", "/web/main.js", &[&format!("If-None-Match: {tag}")], "").status, 200);
+    assert_eq!(served.ask("GET", "/web/../main.js", &[], "").status, 404);
+    assert_eq!(served.ask("GET", "/v1/access", &[], "").body, json!({ "role": "admin" }));
+}
+
+#[test]
+fn a_port_of_the_machine_leads_to_the_host_for_who_has_its_key() {
+    let served = Served::within(PATIENT);
+    let way = local_router(served.socket.clone(), |key| key == "sesame");
+    let (sender, port) = std::sync::mpsc::channel();
+    served.runtime.spawn(async move {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
+        serve_local(listener, way).await;
+    });
+    let address = port.recv().unwrap();
+    let ask = |method: &str, target: &str, headers: &[&str], body: &str| {
+        converse(TcpStream::connect(address).unwrap(), method, target, headers, body)
+    };
+    assert_eq!(ask("GET", "/", &[], "").status, 200, "the page has nothing of the grid in it");
+    for headers in [&[][..], &["Authorization: Bearer Sesame"], &["Cookie: sesame"]] {
+        for target in ["/v1/trash", "/metrics", "/v1/events", "/elsewhere"] {
+            assert_eq!(ask("GET", target, headers, "").status, 401, "{target} {headers:?}");
+        }
+    }
+    let key = "Authorization: Bearer sesame";
+    assert_eq!(ask("GET", "/v1/trash", &[key], "").body, json!({ "trash": [] }));
+    let made = ask("POST", "/v1/volumes/v/protect", &[key, JSON], r#"{"protected":true}"#);
+    assert_eq!((made.status, served.asked()), (503, 2), "{}", made.body);
+    std::fs::remove_file(&served.socket).unwrap();
+    let gone = ask("GET", "/v1/trash", &[key], "");
+    assert!(gone.status == 503 && gone.body.to_string().contains("holdfast status"), "{}", gone.body);
 }

@@ -2,7 +2,7 @@
 
 use crate::tools;
 use anyhow::{Context, Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const WANTED: [&str; 2] = ["playwright==1.65.2", "axe-playwright-python==0.1.8"];
@@ -14,12 +14,15 @@ pub fn run(arguments: &[String]) -> Result<()> {
         [only] if only == "--pictures" => Some(root.join("docs/pictures")),
         _ => bail!("`./x dashboard` takes --pictures"),
     };
+    let Some(browser) = browser() else {
+        bail!("there is no chromium here; on Debian `./x setup --dashboard` installs it");
+    };
     let python = tools::python("dashboard", &WANTED)?;
     tools::build_checked(&["holdfast"])?;
     let mut command = Command::new(python);
     command.arg(root.join("crates/xtask/dashboard/test.py"));
     command.arg(tools::checked_program("holdfast")).arg(work(&tools::target_dir()));
-    command.args(pictures);
+    command.arg(browser).args(pictures);
     match command.status().context("cannot start Python")?.success() {
         true => Ok(()),
         false => bail!(
@@ -29,6 +32,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-fn work(target: &Path) -> std::path::PathBuf {
+pub fn browser() -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let all = std::env::split_paths(&paths).flat_map(|dir| ["chromium", "chromium-browser"].map(|name| dir.join(name)));
+    all.into_iter().find(|path| path.exists())
+}
+
+fn work(target: &Path) -> PathBuf {
     target.join("dashboard")
 }

@@ -3,7 +3,7 @@
 //! A part that fails doesn't stop the others: one run tells everything that is wrong.
 
 use crate::bench::Fleet;
-use crate::{tidy, tools};
+use crate::{dashboard, tidy, tools};
 use anyhow::{Context, Result, bail};
 use holdfast_lab::program::SKIPPED;
 use std::collections::VecDeque;
@@ -101,8 +101,21 @@ const PARTS: &[Part] = &[
         what: "the swarm finds each deliberate mistake",
         run: |count| long_test(count, LONG_TESTS[1]),
     },
+    Part { name: "dashboard", what: "the dashboard in a real browser", run: dashboard_part },
     Part { name: "torture", what: "the real binary under kill -9 and SIGSTOP", run: |_| torture_part() },
 ];
+
+/// Ubuntu has no Chromium but as a snap, which is not installed unasked.
+fn dashboard_part(count: &mut Count) -> Result<()> {
+    if dashboard::browser().is_none() {
+        println!("{SKIPPED} there is no chromium here; install one, and `./x dashboard` runs it");
+        count.skipped += 1;
+        return Ok(());
+    }
+    let outcome = dashboard::run(&[]);
+    *(if outcome.is_ok() { &mut count.passed } else { &mut count.failed }) += 1;
+    outcome
+}
 
 pub fn run(wanted: &[String]) -> Result<()> {
     if wanted.iter().any(|w| w == "--list") {

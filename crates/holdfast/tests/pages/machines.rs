@@ -136,6 +136,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     clients(&mut site, &page.lines("holdfast grid tls server"));
     by_https(&mut site, &page.lines("holdfast grid tls server"));
     scraped(&mut site, Page::open("operate/monitoring.md"));
+    looked_at(&mut site, Page::open("operate/dashboard.md"));
     site.types(&page.lines("holdfast grid tls show"));
     site.at("a").types("rm FILE");
     site.types(&page.lines("holdfast grid tls authority give c"));
@@ -163,6 +164,19 @@ fn by_https(site: &mut Site, block: &[Typed]) {
     assert_eq!(ann.at, "ann");
     site.at("ann").types_until(&ann.command);
     assert!(site.types_one(ann).contains("\"findings\":"));
+}
+
+/// In a browser, which a test of its own has (`./x dashboard`).
+fn looked_at(site: &mut Site, mut page: Page) {
+    let a = site.at("a");
+    let here = page.block("holdfast dashboard");
+    // It goes on until it is interrupted.
+    let said =
+        a.types(&format!("timeout 3 {} || [ $? = 124 ]", here.lines().next().unwrap().split("  #").next().unwrap()));
+    assert!(said.contains("http://127.0.0.1:7070/#token="), "{said}");
+    assert!(here.lines().count() == 2 && here.contains("127.0.0.1:7070:") || here.contains("7070:127.0.0.1:7070"));
+    // Ann has been given something before.
+    a.types(&page.block("holdfast grid tls operator ann"));
 }
 
 /// By Prometheus and by node_exporter, which are not there: their directories are, and the first one's configuration

@@ -37,6 +37,8 @@ fn what_the_readme_shows_works_as_it_is_typed() {
     reader.has("./x build && export PATH=$PWD/target/release:$PATH", "holdfast --version");
     reader.has("grid up", "grid up --device-size 1GiB");
     reader.has("--seconds 60", "--seconds 6");
+    // It goes on until it is interrupted.
+    reader.has("holdfast dashboard  ", "timeout 3 holdfast dashboard || [ $? = 124 ]  ");
     let said = reader.types(&page.block("./x build"));
     assert!(said.contains("(hang)") && said.contains(": passed"), "{said}");
 }
