@@ -95,7 +95,7 @@ pub fn all_packed_text(volumes: impl Iterator<Item = VolumeSpace>) -> Option<Str
 }
 
 /// Of devices that nobody has told of, for they are away, nothing but what is known of others counts.
-pub fn account(status: &GridStatus, (held, silent): (&[VolumeSpace], Vec<String>)) -> Capacity {
+pub fn account(status: &GridStatus, held: &[VolumeSpace], silent: Vec<String>) -> Capacity {
     let devices = || status.nodes.iter().flat_map(|n| &n.devices);
     let is_told = |id: &String| devices().any(|device| device.device == *id && device.capacity_bytes > 0);
     let configured = status.nodes.iter().flat_map(|node| &node.configured).filter(|device| is_told(&device.device));

@@ -74,7 +74,7 @@ impl Served {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(async move { tokio::net::UnixListener::bind(at).unwrap() });
         runtime.spawn(async move { serve_unix(listener, router(asked, config)).await });
-        Served { fake, socket, _dir: dir, runtime: runtime }
+        Served { fake, socket, _dir: dir, runtime }
     }
 
     fn ask(&self, method: &str, target: &str, headers: &[&str], body: &str) -> Answer {

@@ -6,10 +6,14 @@ import { Badge, Command, useStore } from "./parts.js";
 import { Space } from "./space.js";
 import { bytes, count, plural, span } from "./words.js";
 
-/** A finding's next step is a command, or words. */
+/** A finding's next step: words, with commands in them between backticks. */
 function Next({ next }) {
-  if (!next) return null;
-  return next.startsWith("holdfast ") ? html`<${Command} text=${next} />` : html`<p class="next">${next}</p>`;
+  const parts = (next ?? "").split("`");
+  const isCommand = (_, index) => index % 2 === 1;
+  const words = parts.map((part, index) => (isCommand(part, index) ? html`<code>${part}</code>` : part));
+  const isAlone = parts.length === 3 && parts[0] + parts[2] === "";
+  return html`${next && !isAlone && html`<p>${words}</p>`}
+  ${parts.filter(isCommand).map((part) => html`<${Command} key=${part} text=${part} />`)}`;
 }
 
 function Findings({ findings }) {
