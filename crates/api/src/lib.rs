@@ -47,5 +47,5 @@ pub use slow::{
 };
 pub use volume::{
     Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,
-    VolumeSpace, VolumeState,
+    VolumeSpace, VolumeState, VolumeWork,
 };

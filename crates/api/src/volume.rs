@@ -262,6 +262,25 @@ pub struct VolumeSpace {
     pub space: SpaceUse,
     pub held_by_snapshots_bytes: u64,
     pub reclaimable_bytes: u64,
+    /// Of hosts of a release before this one: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<VolumeWork>,
+}
+
+/// What is asked of an open volume, and how safe it is: counts since it was opened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VolumeWork {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    /// Of the last minute or two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_times: Option<Times>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_times: Option<Times>,
+    pub degraded_segments: u64,
+    pub at_risk_entries: u64,
 }
 
 /// A state of a volume that was kept.

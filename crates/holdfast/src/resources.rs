@@ -3,7 +3,7 @@
 use crate::grid::layout::DeviceConfig;
 use holdfast_api::{
     ConfiguredDevice, Counters, DeviceParts, EdgeInfo, FirstTierUse, LedgerParts, LegParts, LegState, LogParts, Parts,
-    Provisioning, SegmentKind, SegmentParts, Shares, SpaceUse, VolumeInfo, VolumeSpace,
+    Provisioning, SegmentKind, SegmentParts, Shares, SpaceUse, VolumeInfo, VolumeLive, VolumeSpace, VolumeWork,
 };
 use holdfast_filter::Edge;
 use holdfast_volume::Anatomy;
@@ -95,7 +95,22 @@ pub fn space_of(volume: &VolumeInfo) -> Option<VolumeSpace> {
         space: live.space,
         held_by_snapshots_bytes: live.held_by_snapshots_bytes,
         reclaimable_bytes: reclaimable_bytes(volume),
+        work: Some(work_of(live)),
     })
+}
+
+fn work_of(live: &VolumeLive) -> VolumeWork {
+    let Counters { reads, read_bytes, writes, write_bytes, .. } = live.counters;
+    VolumeWork {
+        reads,
+        read_bytes,
+        writes,
+        write_bytes,
+        read_times: live.read_times,
+        write_times: live.write_times,
+        degraded_segments: live.degraded_segments,
+        at_risk_entries: live.at_risk_entries,
+    }
 }
 
 /// Of what its segments take: dead, with its copies and parity, and cleaned when room is needed. A fixed volume keeps

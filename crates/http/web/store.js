@@ -8,6 +8,9 @@ const AGAIN_MS = 2000;
 const KEPT_LOOKS = 450;
 const KEPT_EVENTS = 200;
 
+/** What volumes at other hosts did, by when those told of it. */
+let toldBefore = null;
+
 const listeners = new Set();
 
 /** Replaced as a whole by `set`. */
@@ -19,6 +22,7 @@ export let state = {
   tasks: null,
   capacity: null,
   machines: [],
+  elsewhere: new Map(),
   events: [],
   rates: new Map(),
   history: { at: [], reads: [], writes: [], readBytes: [], writeBytes: [], readP99: [], writeP99: [] },
@@ -91,10 +95,36 @@ async function lookNow() {
 }
 
 async function lookSeldom() {
-  const [tasks, capacity, machines] = await Promise.all(
-    ["tasks", "capacity", "machines"].map((of) => ask("GET", path(of)).catch(() => null)),
+  const [tasks, capacity, machines, space] = await Promise.all(
+    ["tasks", "capacity", "machines", "space"].map((of) => ask("GET", path(of)).catch(() => null)),
   );
-  set({ tasks, capacity, machines: machines?.machines ?? state.machines });
+  set({ tasks, capacity, machines: machines?.machines ?? state.machines, elsewhere: elsewhereOf(space) });
+}
+
+/** Volumes that other hosts have in service: how they do, with rates since those hosts told of them before. */
+function elsewhereOf(space) {
+  const told = new Map((space?.volumes ?? []).filter((of) => of.work).map((of) => [of.name, of]));
+  const now = performance.now() / 1000;
+  const found = new Map();
+  for (const [name, { work, space }] of told) {
+    const then = toldBefore?.told.get(name)?.work;
+    const rate = (key) => (then && work[key] >= then[key] ? (work[key] - then[key]) / (now - toldBefore.at) : null);
+    const [reads, writes] = [rate("reads"), rate("writes")];
+    const rates = reads === null || writes === null ? null : { reads, writes };
+    found.set(name, { live: { ...work, space }, rates });
+  }
+  toldBefore = { told, at: now };
+  return found;
+}
+
+/** A volume as the host tells of it that has it in service, as far as any has told. */
+export function whole(volume) {
+  const live = volume.live ?? (volume.clone_of ? undefined : state.elsewhere.get(volume.name)?.live);
+  return { ...volume, live };
+}
+
+export function ratesFor(volume) {
+  return state.rates.get(volume.name) ?? state.elsewhere.get(volume.name)?.rates ?? null;
 }
 
 function fail(error) {

@@ -4,6 +4,7 @@ import { html, useEffect, useState } from "/web/vendor/preact.js";
 import { actions } from "./actions.js";
 import { ask, path } from "./ask.js";
 import { Badge, Command, useStore } from "./parts.js";
+import { ratesFor, whole } from "./store.js";
 import { safetyOf, takenBytes } from "./volumes.js";
 import { bytes, quoted, rate, time } from "./words.js";
 
@@ -29,9 +30,9 @@ function useLook(of, when) {
   return told;
 }
 
-function Facts({ volume, rates }) {
+function Facts({ volume }) {
   const safety = safetyOf(volume);
-  const of = rates.get(volume.name);
+  const of = ratesFor(volume);
   const times = (of) => (of ? `${time(of.p50_us)} half, ${time(of.p99_us)} slowest of 100` : "none of late");
   const taken = takenBytes(volume);
   const kept = [volume.provisioning, volume.compression !== "off" && volume.compression, volume.encrypted && "encrypted"];
@@ -96,7 +97,8 @@ function Slow({ name }) {
 }
 
 function Snapshots({ volume, act, isAdmin }) {
-  const [told, trouble] = useLook(path("volumes", volume.name, "snapshots"), volume);
+  const { health } = useStore();
+  const [told, trouble] = useLook(path("volumes", volume.name, "snapshots"), health.clock_ms);
   const snapshots = told?.snapshots ?? [];
   const tool = (title, of) => html`<button type="button" onClick=${() => act(of)}>${title}</button>`;
   const own = ({ shares }) => (shares ? `, ${bytes(shares.exclusive_bytes)} of its own` : "");
@@ -127,8 +129,9 @@ function Snapshots({ volume, act, isAdmin }) {
 }
 
 export function Volume({ name, act }) {
-  const { health, rates, role, machines } = useStore();
-  const volume = health.volumes.find((volume) => volume.name === name);
+  const { health, role, machines } = useStore();
+  const found = health.volumes.find((volume) => volume.name === name);
+  const volume = found && whole(found);
   if (!volume) {
     return html`<section><h2>${name}</h2>
       <p>There is no such volume (any more). <a href="#/volumes">All volumes</a></p></section>`;
@@ -147,7 +150,7 @@ export function Volume({ name, act }) {
           ${tool("Delete", actions.delete(volume))}
         </span>`}
       </header>
-      <${Facts} volume=${volume} rates=${rates} />
+      <${Facts} volume=${volume} />
     </section>
     <${Snapshots} volume=${volume} act=${act} isAdmin=${isAdmin} />
     <${Slow} name=${name} />`;

@@ -3,6 +3,7 @@
 import { html, useState } from "/web/vendor/preact.js";
 import { actions } from "./actions.js";
 import { Badge, Table, useStore } from "./parts.js";
+import { ratesFor, whole } from "./store.js";
 import { bytes, rate, time } from "./words.js";
 
 /** How safe a volume's data are, as far as the host that was asked can tell. */
@@ -27,72 +28,70 @@ function p99(volume) {
 }
 
 const orDash = (value, format) => (value === null || value === undefined ? "–" : format(value));
-const requests = (rates, volume) => {
-  const of = rates.get(volume.name);
+const requests = (volume) => {
+  const of = ratesFor(volume);
   return of ? of.reads + of.writes : null;
 };
 
-function columns(rates) {
-  return [
-    {
-      key: "name",
-      title: "Name",
-      value: (volume) => volume.name,
-      cell: (volume) => html`<a href=${`#/volume/${encodeURIComponent(volume.name)}`}>${volume.name}</a>`,
+const columns = [
+  {
+    key: "name",
+    title: "Name",
+    value: (volume) => volume.name,
+    cell: (volume) => html`<a href=${`#/volume/${encodeURIComponent(volume.name)}`}>${volume.name}</a>`,
+  },
+  {
+    key: "state",
+    title: "State",
+    value: (volume) => volume.state,
+    cell: (volume) => html`<${Badge} word=${volume.orphaned ? "down" : volume.state} />`,
+  },
+  {
+    key: "safety",
+    title: "Redundancy",
+    value: (volume) => -safetyOf(volume).rank,
+    cell: (volume) => {
+      const { word, tone } = safetyOf(volume);
+      return html`<${Badge} word=${word} tone=${tone} /> <span class="quiet-text">${volume.layout}</span>`;
     },
-    {
-      key: "state",
-      title: "State",
-      value: (volume) => volume.state,
-      cell: (volume) => html`<${Badge} word=${volume.orphaned ? "down" : volume.state} />`,
-    },
-    {
-      key: "safety",
-      title: "Redundancy",
-      value: (volume) => -safetyOf(volume).rank,
-      cell: (volume) => {
-        const { word, tone } = safetyOf(volume);
-        return html`<${Badge} word=${word} tone=${tone} /> <span class="quiet-text">${volume.layout}</span>`;
-      },
-    },
-    { key: "host", title: "Owner", value: (volume) => volume.host ?? "", cell: (volume) => volume.host ?? "–" },
-    {
-      key: "size",
-      title: "Size",
-      isNumber: true,
-      value: (volume) => volume.size_bytes,
-      cell: (volume) => bytes(volume.size_bytes),
-    },
-    {
-      key: "taken",
-      title: "On devices",
-      isNumber: true,
-      value: (volume) => takenBytes(volume) ?? -1,
-      cell: (volume) => orDash(volume.clone_of ? null : takenBytes(volume), bytes),
-    },
-    {
-      key: "rate",
-      title: "Requests",
-      isNumber: true,
-      value: (volume) => requests(rates, volume) ?? -1,
-      cell: (volume) => orDash(requests(rates, volume), rate),
-    },
-    {
-      key: "p99",
-      title: "Slowest of 100",
-      isNumber: true,
-      value: (volume) => p99(volume) ?? -1,
-      cell: (volume) => orDash(p99(volume), time),
-    },
-  ];
-}
+  },
+  { key: "host", title: "Owner", value: (volume) => volume.host ?? "", cell: (volume) => volume.host ?? "–" },
+  {
+    key: "size",
+    title: "Size",
+    isNumber: true,
+    value: (volume) => volume.size_bytes,
+    cell: (volume) => bytes(volume.size_bytes),
+  },
+  {
+    key: "taken",
+    title: "On devices",
+    isNumber: true,
+    value: (volume) => takenBytes(volume) ?? -1,
+    cell: (volume) => orDash(volume.clone_of ? null : takenBytes(volume), bytes),
+  },
+  {
+    key: "rate",
+    title: "Requests",
+    isNumber: true,
+    value: (volume) => requests(volume) ?? -1,
+    cell: (volume) => orDash(requests(volume), rate),
+  },
+  {
+    key: "p99",
+    title: "Slowest of 100",
+    isNumber: true,
+    value: (volume) => p99(volume) ?? -1,
+    cell: (volume) => orDash(p99(volume), time),
+  },
+];
 
 export function Volumes({ act }) {
-  const { health, rates, role } = useStore();
+  const { health, role } = useStore();
   const [wanted, setWanted] = useState("");
   const text = wanted.trim().toLowerCase();
   const is = (volume) => [volume.name, volume.host ?? "", volume.layout, volume.state].join(" ").toLowerCase().includes(text);
-  const rows = text ? health.volumes.filter(is) : health.volumes;
+  const rows = (text ? health.volumes.filter(is) : health.volumes).map(whole);
   const typed = (event) => setWanted(event.target.value);
   const create = () => act(actions.create());
   const none = text ? "No volume has that in its name, owner, layout or state." : "There are no volumes yet.";
@@ -103,7 +102,7 @@ export function Volumes({ act }) {
         ${role === "admin" && html`<button type="button" class="main" onClick=${create}>New volume</button>`}
       </header>
       ${rows.length > 0
-        ? html`<${Table} title="Volumes" columns=${columns(rates)} rows=${rows} first="name" keyOf=${(volume) => volume.name} />`
+        ? html`<${Table} title="Volumes" columns=${columns} rows=${rows} first="name" keyOf=${(volume) => volume.name} />`
         : html`<p class="quiet-text">${none}</p>`}
       ${health.deleting.length > 0 && html`<p class="quiet-text">Space is being returned of ${health.deleting.join(", ")}.</p>`}
     </section>

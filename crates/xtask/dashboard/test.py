@@ -225,6 +225,8 @@ def volumes(browser, grid):
     shown.append(browser.act("Hand over", {"To": "b"}, "Hand over"))
     until("b has it", lambda: grid.b.volume("web")["host"] == "b")
     expect(page.locator(".facts")).to_contain_text("b")
+    # The other host tells of it, too.
+    expect(page.locator(".facts")).to_contain_text("whole")
     goes(browser, "#/volume/db")
     shown.append(browser.act("Out of service", {}, "Out of service"))
     until("it is served no more", lambda: grid.a.volume("db")["state"] == "closed")
