@@ -441,6 +441,7 @@ def main():
         expect(other.page.get_by_label("Token")).to_be_visible()
         a_reader(chromium, grid)
         chromium.close()
+    shutil.rmtree(WORK)
     print(f"dashboard: {done} actions, {checked} looks without a violation, nothing asked of another host")
 
 
