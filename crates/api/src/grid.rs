@@ -9,7 +9,7 @@ use std::path::Path;
 use utoipa::ToSchema;
 
 /// A grid, and the machine that tells of it.
-#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct GridStatus {
     pub grid: String,
     pub dir: String,
@@ -18,7 +18,7 @@ pub struct GridStatus {
     /// Hosts and nodes talk over TLS.
     pub tls: bool,
     /// What is to be done about certificates of this machine.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificate_warnings: Vec<String>,
     /// This machine's, when it was asked: milliseconds since 1970.
     pub clock_ms: u64,
@@ -38,7 +38,7 @@ pub struct GridStatus {
 }
 
 /// The host of the machine.
-#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
     pub state: HostState,
     pub pid: Option<u32>,
@@ -58,7 +58,7 @@ pub struct HostView {
 }
 
 /// The grid's metadata store.
-#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MetadataView {
     /// Which it is, and where.
     pub store: String,
@@ -68,7 +68,7 @@ pub struct MetadataView {
 }
 
 /// A node, and its process where that is of the same machine.
-#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct NodeView {
     pub id: u32,
     pub state: NodeState,
@@ -98,7 +98,7 @@ pub struct NodeView {
     #[serde(skip)]
     pub is_own: bool,
     /// As its machine's configuration has them, in their places.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub configured: Vec<ConfiguredDevice>,
 }
 
@@ -113,7 +113,7 @@ impl NodeView {
 }
 
 /// How bad it is; the worst comes last.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Somebody should act; everything is served, and bears a failure as it is to, or soon will again by itself.
@@ -124,7 +124,7 @@ pub enum Severity {
 }
 
 /// What it is about.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Concern {
     /// Something is not served, or not in full.
@@ -156,7 +156,7 @@ impl fmt::Display for Concern {
 }
 
 /// Something that is not well.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     pub severity: Severity,
     pub concern: Concern,
@@ -179,7 +179,7 @@ pub struct AlertArrival {
 }
 
 /// A grid, and what is not well there.
-#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Health {
     #[serde(flatten)]
     pub status: GridStatus,

@@ -26,6 +26,9 @@ pub const PATIENT: Duration = Duration::from_secs(150);
 
 /// Asks the host of the grid in `dir`.
 pub fn ask(dir: &GridDir, request: &Request, patience: Duration) -> Result<Response> {
+    if let Some(remote) = dir.remote() {
+        return remote.ask(request, patience);
+    }
     let path = dir.control_socket();
     // Who may not do all may perhaps look.
     let is_denied = |e: &std::io::Error| e.kind() == ErrorKind::PermissionDenied;

@@ -22,12 +22,15 @@ mod nbd_uri;
 mod node;
 mod overview;
 mod protocol;
+mod remote;
 mod resources;
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use grid::layout::GridDir;
+use holdfast_api::{Code, refuse};
 use protocol::code_of;
+use remote::{Remote, RemoteArgs};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,7 +50,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
         holdfast volume create vm1 --size 4GiB    a volume over NBD, any node may fail\n  \
         holdfast node kill 2                      see for yourself\n  \
         holdfast status\n  \
-        holdfast grid down"
+        holdfast grid down\n\n\
+        From elsewhere, by a host whose `api.tcp` is set (`holdfast config explain api.tcp`):\n  \
+        holdfast --at https://10.0.0.1:8443 --token-file FILE --ca-file FILE status\n  \
+        or with HOLDFAST_AT, HOLDFAST_TOKEN_FILE and HOLDFAST_CA_FILE"
 )]
 struct Cli {
     /// The grid's directory [default: $HOLDFAST_DIR, else ~/.holdfast/grid]
@@ -58,8 +64,55 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
 
+    #[command(flatten)]
+    remote: RemoteArgs,
+
     #[command(subcommand)]
     command: Command,
+}
+
+impl Cli {
+    /// The grid that is meant.
+    fn grid(&self) -> Result<GridDir> {
+        match Remote::of(&self.remote)? {
+            Some(remote) => Ok(GridDir::elsewhere(remote)),
+            None => GridDir::choose(self.dir.as_deref()),
+        }
+    }
+
+    /// Refuses to do at another machine what is done here.
+    fn check_place(&self) -> Result<()> {
+        if self.remote.is_meant() && !self.command.goes_elsewhere() {
+            refuse!(
+                Code::State,
+                "this command is given at a machine of the grid, without --at; with --at there are volume, snapshot, space, \
+                 status, top, why, qos, sharing, tier, task, device, machine and alerts"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Command {
+    /// It asks a host, and needs nothing of the host's machine.
+    fn goes_elsewhere(&self) -> bool {
+        matches!(
+            self,
+            Command::Volume(_)
+                | Command::Snapshot(_)
+                | Command::Space(_)
+                | Command::Status(_)
+                | Command::Top(_)
+                | Command::Why(_)
+                | Command::Qos(_)
+                | Command::Sharing(_)
+                | Command::Tier(_)
+                | Command::Task(_)
+                | Command::Device(_)
+                | Command::Machine(_)
+                | Command::Alerts(_)
+        )
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -138,10 +191,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let is_json = cli.json;
     let (done, failure) = match &cli.command {
-        Command::Status(args) => {
-            let dir = GridDir::choose(cli.dir.as_deref());
-            (dir.and_then(|dir| cli::status::run_status(args, &dir, cli.json)), ExitCode::from(cli::status::UNKNOWN))
-        }
+        Command::Status(args) => (
+            cli.grid().and_then(|dir| cli::status::run_status(args, &dir, cli.json)),
+            ExitCode::from(cli::status::UNKNOWN),
+        ),
         _ => (run(cli).map(|()| ExitCode::SUCCESS), ExitCode::FAILURE),
     };
     done.unwrap_or_else(|error| {
@@ -154,36 +207,38 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
+    cli.check_place()?;
+    let grid = cli.grid();
     let dir = cli.dir.as_deref();
     match cli.command {
-        Command::Grid(args) => cli::grid::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Volume(args) => cli::volume::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Snapshot(args) => cli::snapshot::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Send(args) => cli::transfer::send(args, &GridDir::choose(dir)?, cli.json),
-        Command::Receive(args) => cli::transfer::receive(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Changes(args) => cli::transfer::changes(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Space(args) => cli::space::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Top(args) => cli::top::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Why(args) => cli::why::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Bench(args) => bench::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Qos(args) => cli::qos::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Dashboard(args) => cli::dashboard::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Alerts(args) => cli::alerts::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Sharing(args) => cli::sharing::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Tier(args) => cli::tier::run(&args, &GridDir::choose(dir)?, cli.json),
+        Command::Grid(args) => cli::grid::run(args, &grid?, cli.json),
+        Command::Volume(args) => cli::volume::run(args, &grid?, cli.json),
+        Command::Snapshot(args) => cli::snapshot::run(args, &grid?, cli.json),
+        Command::Send(args) => cli::transfer::send(args, &grid?, cli.json),
+        Command::Receive(args) => cli::transfer::receive(&args, &grid?, cli.json),
+        Command::Changes(args) => cli::transfer::changes(&args, &grid?, cli.json),
+        Command::Space(args) => cli::space::run(&args, &grid?, cli.json),
+        Command::Top(args) => cli::top::run(&args, &grid?, cli.json),
+        Command::Why(args) => cli::why::run(&args, &grid?, cli.json),
+        Command::Bench(args) => bench::run(args, &grid?, cli.json),
+        Command::Qos(args) => cli::qos::run(args, &grid?, cli.json),
+        Command::Dashboard(args) => cli::dashboard::run(&args, &grid?, cli.json),
+        Command::Alerts(args) => cli::alerts::run(&args, &grid?, cli.json),
+        Command::Sharing(args) => cli::sharing::run(args, &grid?, cli.json),
+        Command::Tier(args) => cli::tier::run(&args, &grid?, cli.json),
         Command::Status(_) => unreachable!("it has exit codes of its own"),
-        Command::Drill(args) => drill::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Device(args) => cli::device::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Machine(args) => cli::machine::run(&args, &GridDir::choose(dir)?, cli.json),
-        Command::Meta(args) => cli::meta::run(args, &GridDir::choose(dir)?, cli.json),
-        Command::Task(args) => cli::task::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Drill(args) => drill::run(args, &grid?, cli.json),
+        Command::Device(args) => cli::device::run(args, &grid?, cli.json),
+        Command::Machine(args) => cli::machine::run(&args, &grid?, cli.json),
+        Command::Meta(args) => cli::meta::run(args, &grid?, cli.json),
+        Command::Task(args) => cli::task::run(args, &grid?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
         Command::Reference { http: true, .. } => cli::format::print(holdfast_http::described().trim_end()),
         Command::Reference { metrics: true, .. } => cli::format::print(holdfast_http::metrics::reference().trim_end()),
         Command::Reference { .. } => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
         Command::Host(args) => {
-            let dir = GridDir::choose(dir)?;
+            let dir = grid?;
             daemon::begin(args.daemon)?;
             dir.load()?;
             grid::processes::Role::Host.register(&dir)?;

@@ -2,20 +2,33 @@
 
 use crate::client;
 use crate::config::HostSettings;
+use crate::findings;
 use crate::grid::certs::{Certificates, etcd_warning, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
 use crate::resources;
 use anyhow::Result;
 use holdfast_api::{
-    GridStatus, HostState, HostStatus, HostView, MetadataView, NodeInfo, NodeState, NodeView, PackingInfo,
+    GridStatus, Health, HostState, HostStatus, HostView, MetadataView, NodeInfo, NodeState, NodeView, PackingInfo,
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process::{self, ProcessStats};
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.
 pub fn gather(dir: &GridDir) -> Result<GridStatus> {
+    if let Some(remote) = dir.remote() {
+        return Ok(remote.health()?.status);
+    }
     gather_as(dir, || client::status(dir))
+}
+
+/// The same, with what is not well.
+pub fn health(dir: &GridDir) -> Result<Health> {
+    if let Some(remote) = dir.remote() {
+        return remote.health();
+    }
+    let status = gather(dir)?;
+    Ok(Health { findings: findings::of(&status), status })
 }
 
 /// The same, with what the host tells of itself.

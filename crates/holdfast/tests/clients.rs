@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Grid, etcd, needs, skip, text, until};
+use support::{Grid, etcd, holdfast, needs, skip, text, until};
 
 /// How long a server that does not answer may keep a test waiting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -484,6 +484,46 @@ fn by_https(port: u16, dir: &Path, method: &str, target: &str, more: &[&str]) ->
     (status.to_string(), body.to_string() + &text(&output.stderr))
 }
 
+/// At a machine that is not the grid's; `reader` is a token.
+fn by_the_command_line(grid: &Grid, port: u16, reader: &str) {
+    let token = grid.ok("grid tls operator eve --token");
+    for (name, token) in [("eve", token.trim()), ("reader", reader)] {
+        fs::write(grid.path(name), token).expect("written");
+    }
+    let at = |who: &str, words: &str| {
+        let mut command = holdfast();
+        command.args(["--at", &format!("https://127.0.0.1:{port}"), "--ca-file"]).arg(grid.path("tls/ca.pem"));
+        command.arg("--token-file").arg(grid.path(who)).args(words.split(' ')).env("HOME", "/nonexistent");
+        let output = command.output().expect("it runs");
+        (output.status.success(), format!("{}{}", text(&output.stdout), text(&output.stderr)))
+    };
+    for (words, said) in [
+        ("status", "host up"),
+        ("volume create v2 --size 64MiB --layout mirror:2", "is made"),
+        ("snapshot create v2 s", "is taken"),
+        ("space why", "data of volume v2"),
+        ("device drain 1/0 --cancel", "takes data again"),
+        ("machine list", "local"),
+        ("volume delete v2 --now", "is deleted"),
+    ] {
+        let (is_done, told) = at("eve", words);
+        assert!(is_done && told.contains(said), "{words}: {told}");
+    }
+    let command = "volume create v2 --size 64MiB --layout mirror:2 --encrypt --key-command id";
+    for (who, words, why) in [
+        ("reader", "volume create v2 --size 64MiB --layout mirror:2", "you may look"),
+        ("eve", command, "given at a machine of the grid"),
+        ("eve", "device add 1", "give the command at a machine of the grid"),
+        ("eve", "node kill 1", "given at a machine of the grid"),
+        ("eve", "grid up", "given at a machine of the grid"),
+        ("nobody", "status", "cannot read"),
+    ] {
+        let (is_done, told) = at(who, words);
+        assert!(!is_done && told.contains(why), "{who}: {words}: {told}");
+    }
+    assert!(at("reader", "volume list").1.contains("VOLUME"));
+}
+
 #[test]
 fn over_the_network_operators_and_readers_are_known_by_certificates_and_tokens() {
     let grid = Grid::new(8);
@@ -530,6 +570,7 @@ fn over_the_network_operators_and_readers_are_known_by_certificates_and_tokens()
     assert_eq!(ask("POST", "/v1/volumes", &[&as_reader[..], &make[..]].concat()).0, "403");
     let (status, why) = ask("POST", "/v1/volumes", &[&as_ann[..], &make[..]].concat());
     assert_eq!(status, "201", "{why}");
+    by_the_command_line(&grid, port, token.trim());
     // A page of another site has a browser ask with the user's certificate.
     let foreign = [&as_ann[..], &["-H", "Origin: https://elsewhere.example"]].concat();
     assert_eq!(ask("DELETE", "/v1/volumes/v1", &foreign).0, "403");

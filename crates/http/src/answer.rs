@@ -9,7 +9,7 @@ use holdfast_api::{
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
-use utoipa::openapi::{RefOr, Schema};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
 /// What one entry of the table answers with.
 pub trait Answer: Sized {
@@ -163,6 +163,24 @@ pub struct Leaving {
     pub waits: Option<String>,
     /// What to know beside that.
     pub notes: Vec<String>,
+}
+
+/// What the host told the command line, as an object with `reply`.
+pub struct Told(Response);
+
+impl Answer for Told {
+    fn of(response: Response) -> Option<Told> {
+        Some(Told(response))
+    }
+
+    fn schema(_: &mut Vec<Named>) -> Option<RefOr<Schema>> {
+        let reply = ObjectBuilder::new().schema_type(Type::String);
+        Some(ObjectBuilder::new().property("reply", reply).required("reply").into())
+    }
+
+    fn show(self) -> Option<Value> {
+        Some(serde_json::to_value(self.0).expect("our answers always encode"))
+    }
 }
 
 answers! {

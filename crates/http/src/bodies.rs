@@ -84,6 +84,49 @@ fn yes() -> bool {
     true
 }
 
+/// What the command line asks a host for, as an object with `op`.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub struct CommandBody(Request);
+
+impl CommandBody {
+    /// # Errors
+    /// It would have the host run a program: who asks from elsewhere is let do all to the grid, and not to its machines.
+    pub fn request(self) -> Result<Request, Error> {
+        let key = match &self.0 {
+            Request::VolumeCreate { key, .. }
+            | Request::VolumeExport { key, .. }
+            | Request::SharingCreate { key, .. } => key.as_ref(),
+            Request::VolumeRekey { key, .. } => Some(key),
+            _ => None,
+        };
+        match key {
+            Some(KeySource::Command(_)) => {
+                let why = "a command that prints a key is given at a machine of the grid; take --key-file, a file of the host";
+                Err(Error::new(Code::NotPermitted, why))
+            }
+            Some(KeySource::File(_)) | None => Ok(self.0),
+        }
+    }
+}
+
+impl PartialSchema for CommandBody {
+    fn schema() -> RefOr<Schema> {
+        let op = ObjectBuilder::new().schema_type(Type::String);
+        ObjectBuilder::new()
+            .description(Some("As `crates/api` has it; it may change with each release"))
+            .property("op", op)
+            .required("op")
+            .into()
+    }
+}
+
+impl ToSchema for CommandBody {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "CommandBody".into()
+    }
+}
+
 /// A volume to be made.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

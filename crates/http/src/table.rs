@@ -1,13 +1,13 @@
 //! All that can be asked for.
 
 use crate::answer::{
-    Alerts, Answer, Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Trash,
-    Volumes,
+    Alerts, Answer, Created, Done, Explained, Leaving, Machines, Names, Nodes, Slow, Snapshots, Space, Tasks, Told,
+    Trash, Volumes,
 };
 use crate::bodies::{
-    ClassBody, ClientsBody, CloneBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody, FilterBody, ForceQuery,
-    HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody, RestoreBody, ScheduleBody,
-    SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
+    ClassBody, ClientsBody, CloneBody, CommandBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody, FilterBody,
+    ForceQuery, HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody, RestoreBody,
+    ScheduleBody, SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
 };
 use crate::endpoint::Endpoint;
 use crate::given::{Fields, Nothing, Object, Path};
@@ -68,6 +68,12 @@ fn grid() -> Vec<Endpoint> {
         act::<HostStatus>(Method::GET, "/v1/status", "The host with what it knows of the grid, from memory", |_| {
             Ok(Request::Status)
         }),
+        with_body::<CommandBody, Told>(
+            Method::POST,
+            "/v1/requests",
+            "A request of the command line, for a host of the same release; programs go by the other resources",
+            |_, body| body.request(),
+        ),
         act::<Tasks>(Method::GET, "/v1/tasks", "What all hosts do in the background", |_| Ok(Request::Tasks)),
         act::<Space>(Method::GET, "/v1/space", "What open volumes hold, at all hosts", |_| Ok(Request::GridSpace)),
         act::<Alerts>(Method::POST, "/v1/alerts/test", "Sends a test alert by each way that this host has", |_| {

@@ -320,7 +320,7 @@ pub fn drain(dir: &GridDir, devices: &[String], cancel: bool, force: bool) -> Re
 
 /// The nodes of the grid with their devices; this machine's alone while its host does not answer.
 fn nodes_of_grid(dir: &GridDir) -> Result<Vec<NodeConfig>> {
-    let own = dir.load()?.nodes;
+    let own = if dir.remote().is_some() { Vec::new() } else { dir.load()?.nodes };
     let Ok(told) = client::status(dir) else { return Ok(own) };
     let is_own = |id: u32| own.iter().any(|node| node.id == id);
     let others = told.nodes.into_iter().filter(|node| !is_own(node.id)).filter_map(|node| {
@@ -347,7 +347,10 @@ pub fn node_of_grid(dir: &GridDir, id: u32) -> Result<NodeConfig> {
 
 /// Devices that a command was taking out when it was cut short: what they were called they are called still.
 pub fn being_removed(dir: &GridDir) -> Result<Option<Removing>> {
-    Removing::left(dir, &dir.load()?)
+    match dir.remote() {
+        Some(_) => Ok(None),
+        None => Removing::left(dir, &dir.load()?),
+    }
 }
 
 /// The id of a device of the grid that is named by node and place, or by its id.

@@ -95,13 +95,18 @@ fn remove(dir: &GridDir, name: &str, request: &Request, no_wait: bool, json: boo
          held is made again where it was not moved (`holdfast task watch`)"
     ))?;
     notes.iter().try_for_each(print)?;
-    let join = match dir.load()? {
-        config if config.tls => "`holdfast grid token`, then there `holdfast grid up … --join TOKEN`".to_string(),
-        config => format!("there `holdfast grid up … --join {}`", config.grid),
+    let join = match has_tls(dir)? {
+        true => "`holdfast grid token`, then there `holdfast grid up … --join TOKEN`".to_string(),
+        false => format!("there `holdfast grid up … --join {}`", dir.load()?.grid),
     };
     print(format_args!(
         "next: what runs there still is stopped there by `holdfast grid down`; another one may have its name: {join}"
     ))
+}
+
+/// A grid that is asked from elsewhere has.
+fn has_tls(dir: &GridDir) -> Result<bool> {
+    Ok(dir.remote().is_some() || dir.load()?.tls)
 }
 
 fn list(dir: &GridDir, json: bool) -> Result<()> {
@@ -112,7 +117,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
     }
     let mut rows =
         table(&["MACHINE", "HOST", "SINCE", "ADDRESS", "NODES", "SERVES", "RELEASE", "CERTIFICATES UNTIL"], &[]);
-    let is_tls = dir.load()?.tls;
+    let is_tls = has_tls(dir)?;
     for machine in &machines {
         rows.add_row([
             machine.name.clone(),

@@ -4,14 +4,14 @@ use super::format::{percent_used, print, print_json, print_table, table};
 use super::trash::print_trash_count;
 use super::volume::print_list;
 use crate::capacity::all_packed_text;
-use crate::findings;
 use crate::grid::layout::GridDir;
-use crate::overview::gather;
+use crate::overview::{gather, health};
 use crate::resources::space_of;
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
-    Counters, DeviceHealth, DeviceInfo, Finding, GridStatus, HostState, NodeView, PackingInfo, Severity, VolumeInfo,
+    Counters, DeviceHealth, DeviceInfo, Finding, GridStatus, Health, HostState, NodeView, PackingInfo, Severity,
+    VolumeInfo,
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
@@ -51,17 +51,17 @@ pub fn run_status(args: &StatusArgs, dir: &GridDir, json: bool) -> Result<ExitCo
     let mut before: Option<Sample> = None;
     loop {
         let sample = Sample::now(dir)?;
-        let findings = findings::of(&sample.status);
+        let findings = &sample.findings;
         let rates = before.as_ref().map(|before| rates(before, &sample));
         // On a terminal one takes the place of the other.
         if args.watch.is_some() && !json && std::io::stdout().is_terminal() {
             print("\x1b[H\x1b[2J")?;
         }
         match json {
-            true => print_json(&StatusReport { status: &sample.status, findings: &findings, rates })?,
-            false => print_status(&sample.status, &findings, rates.as_ref())?,
+            true => print_json(&StatusReport { status: &sample.status, findings, rates })?,
+            false => print_status(&sample.status, findings, rates.as_ref())?,
         }
-        let Some(seconds) = args.watch else { return Ok(exit_code(&findings)) };
+        let Some(seconds) = args.watch else { return Ok(exit_code(findings)) };
         before = Some(sample);
         std::thread::sleep(Duration::from_secs(seconds));
         // A reader that has gone ends it.
@@ -84,11 +84,14 @@ struct StatusReport<'a> {
 pub struct Sample {
     at: Instant,
     pub status: GridStatus,
+    findings: Vec<Finding>,
 }
 
 impl Sample {
     pub fn now(dir: &GridDir) -> Result<Sample> {
-        Ok(Sample { at: Instant::now(), status: gather(dir)? })
+        let at = Instant::now();
+        let Health { status, findings } = health(dir)?;
+        Ok(Sample { at, status, findings })
     }
 }
 

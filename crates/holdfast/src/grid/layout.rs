@@ -20,6 +20,7 @@
 //! ```
 
 use crate::config::HostSettings;
+use crate::remote::Remote;
 use anyhow::{Context, Result};
 use holdfast_api::{Code, refuse};
 pub use holdfast_format::meta::{DeviceConfig, NodeConfig};
@@ -30,6 +31,7 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Version of the configuration file.
 const CONFIG_VERSION: u32 = 1;
@@ -139,6 +141,8 @@ impl HostConfig {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GridDir {
     root: PathBuf,
+    /// A host of it that is asked in place of this machine's.
+    remote: Option<Arc<Remote>>,
 }
 
 impl GridDir {
@@ -156,7 +160,27 @@ impl GridDir {
             },
         };
         let root = std::path::absolute(&root).with_context(|| format!("cannot use {} as --dir", root.display()))?;
-        Ok(GridDir { root })
+        Ok(GridDir { root, remote: None })
+    }
+
+    /// Of a grid that this machine is no part of: what looks for it here finds nothing.
+    pub fn elsewhere(remote: Remote) -> GridDir {
+        GridDir { root: PathBuf::from("/nonexistent"), remote: Some(Arc::new(remote)) }
+    }
+
+    /// Refuses what a host elsewhere can't do.
+    pub fn check_here(&self) -> Result<()> {
+        if self.remote.is_some() {
+            refuse!(
+                Code::State,
+                "this needs the grid's directory: give the command at a machine of the grid, without --at"
+            );
+        }
+        Ok(())
+    }
+
+    pub fn remote(&self) -> Option<&Remote> {
+        self.remote.as_deref()
     }
 
     pub fn root(&self) -> &Path {
@@ -288,6 +312,7 @@ impl GridDir {
 
     /// The configuration of a grid that must exist.
     pub fn load(&self) -> Result<GridConfig> {
+        self.check_here()?;
         let path = self.config_path();
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,

@@ -128,6 +128,7 @@ struct Lock {
 
 impl Lock {
     fn take(dir: &GridDir) -> Result<Lock> {
+        dir.check_here()?;
         let path = dir.lock_path();
         let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.with_context(|| format!("cannot write {}; check permissions", path.display()))?;

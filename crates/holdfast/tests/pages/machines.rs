@@ -135,6 +135,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     a.types("holdfast volume create db --size 1GiB");
     clients(&mut site, &page.lines("holdfast grid tls server"));
     by_https(&mut site, &page.lines("holdfast grid tls server"));
+    by_command(&mut site, &page.lines("holdfast grid tls operator ann --token"));
     scraped(&mut site, Page::open("operate/monitoring.md"));
     looked_at(&mut site, Page::open("operate/dashboard.md"));
     site.types(&page.lines("holdfast grid tls show"));
@@ -164,6 +165,17 @@ fn by_https(site: &mut Site, block: &[Typed]) {
     assert_eq!(ann.at, "ann");
     site.at("ann").types_until(&ann.command);
     assert!(site.types_one(ann).contains("\"findings\":"));
+}
+
+/// The same operator, by the command line.
+fn by_command(site: &mut Site, block: &[Typed]) {
+    let (server, ann) = block.split_at(1);
+    site.types(server);
+    let (from, to) = (site.at("a").path("root/ann/token"), site.at("ann").path("ann/token"));
+    fs::copy(from, to).unwrap();
+    let typed: Vec<String> = ann.iter().map(|typed| typed.command.clone()).collect();
+    assert!(ann.iter().all(|typed| typed.at == "ann"));
+    assert!(site.at("ann").types(&typed.join("\n")).contains("host up"));
 }
 
 /// In a browser, which a test of its own has (`./x dashboard`).
