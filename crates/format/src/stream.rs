@@ -27,6 +27,9 @@ pub const PAYLOAD_BYTES_MAX: u32 = 4 << 20;
 
 const MAGIC: [u8; 4] = *b"HFS1";
 
+/// In place of a volume's name: the stream is told of a disk image.
+pub const IMAGE: &str = "(image)";
+
 const BEGIN: u8 = 1;
 const DATA: u8 = 2;
 const ZEROES: u8 = 3;

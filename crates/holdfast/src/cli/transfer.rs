@@ -82,11 +82,11 @@ pub struct ChangesArgs {
 
 /// What a stream is to tell; its text is what resumes one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Wanted {
+pub struct Wanted {
     volume: String,
     snapshot: String,
     from: Option<String>,
-    start: u64,
+    pub start: u64,
 }
 
 impl fmt::Display for Wanted {
@@ -145,7 +145,7 @@ pub fn send(args: SendArgs, dir: &GridDir, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn told(totals: Totals, took: Duration) -> String {
+pub fn told(totals: Totals, took: Duration) -> String {
     let data = Size(totals.data_bytes);
     let zeroes =
         if totals.zeroes_bytes > 0 { format!(", {} of zeroes", Size(totals.zeroes_bytes)) } else { String::new() };
@@ -256,11 +256,7 @@ fn pieces(at: u64, told: &[Vec<Run>]) -> (Vec<Piece>, u64) {
 
 pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
     if args.resume_token {
-        let Response::Resume { token } =
-            client::ask(dir, &Request::ReceiveState { name: args.name.clone() }, client::UNHURRIED)?
-        else {
-            refuse!(Code::Unsupported, "the host's answer does not fit the request: is it another release?");
-        };
+        let token = resume_token(dir, &args.name)?;
         return match token {
             Some(token) => print(token),
             None => refuse!(
@@ -287,45 +283,84 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
     let Part::Begin(begin) = stream.next(&mut Vec::new())? else {
         refuse!(Code::Invalid, "the stream does not begin with its beginning")
     };
-    let layout = args.layout.map(|layout| layout.to_string());
-    let request = Request::ReceiveBegin { name: args.name.clone(), begin: Box::new(begin.clone()), layout };
-    let (export, ticket) = match client::ask(dir, &request, client::PATIENT)? {
-        Response::Receiving { export, ticket } => (export, ticket),
-        other => {
-            refuse!(Code::Unsupported, "the host's answer does not fit the request ({other:?}): is it another release?")
-        }
-    };
-    let end = |complete| {
-        let (name, ticket) = (args.name.clone(), ticket.clone());
-        client::done(dir, &Request::ReceiveEnd { name, ticket, complete })
-    };
-    let note = |offset| {
-        let (name, ticket) = (args.name.clone(), ticket.clone());
-        client::done(dir, &Request::ReceiveProgress { name, ticket, offset })
-    };
-    let taken =
-        Client::connect(&dir.nbd_socket(), &export).context("cannot write to the volume").and_then(|mut volume| {
-            let what = format!("receiving {}@{}", args.name, begin.snapshot);
-            let mut progress = Progress::begin(what, Unit::Bytes, begin.size_bytes, json);
-            take_in(&mut stream, &mut volume, (note, |offset| progress.set(offset)))
-        });
-    let totals = match taken {
-        Ok(totals) => totals,
-        Err(error) => {
-            // The host says by itself why it can't be closed; how far it came is noted already.
-            let _ = end(false);
-            return Err(error.context(format!(
-                "the stream broke off; what has come is kept, and `holdfast receive --resume-token {}` prints what `holdfast \
-                 send --resume` needs to go on",
-                args.name
-            )));
-        }
-    };
-    end(true)?;
-    let text = format!("received {}@{}: {}", args.name, begin.snapshot, told(totals, begun.elapsed()));
+    let (name, layout) = (&args.name, args.layout.map(|layout| layout.to_string()));
+    let what = format!("receiving {name}@{}", begin.snapshot);
+    let taking = Taking { name, layout, begin: &begin, what, json };
+    let taken = taking.run(dir, &mut |payload| stream.next(payload));
+    let totals = taken.with_context(|| {
+        format!(
+            "the stream broke off; what has come is kept, and `holdfast receive --resume-token {name}` prints what `holdfast \
+             send --resume` needs to go on"
+        )
+    })?;
+    let text = format!("received {name}@{}: {}", begin.snapshot, told(totals, begun.elapsed()));
     let Totals { data_bytes, zeroes_bytes } = totals;
     let answer = json!({ "snapshot": begin.snapshot, "data_bytes": data_bytes, "zeroes_bytes": zeroes_bytes });
     if json { print_json(&answer) } else { print(text) }
+}
+
+/// How to go on with a stream of which the volume has a part.
+pub fn resume_token(dir: &GridDir, name: &str) -> Result<Option<String>> {
+    match client::ask(dir, &Request::ReceiveState { name: name.to_string() }, client::UNHURRIED)? {
+        Response::Resume { token } => Ok(token),
+        _ => refuse!(Code::Unsupported, "the host's answer does not fit the request: is it another release?"),
+    }
+}
+
+/// The next part of a stream; its data are put into what is given.
+pub type Next<'a> = &'a mut dyn FnMut(&mut Vec<u8>) -> Result<Part>;
+
+/// A stream that a volume takes in.
+pub struct Taking<'a> {
+    pub name: &'a str,
+    /// Of a volume that is made, if not the stream's.
+    pub layout: Option<String>,
+    pub begin: &'a Begin,
+    /// For people, while it goes on.
+    pub what: String,
+    pub json: bool,
+}
+
+impl Taking<'_> {
+    /// What comes after the beginning, to its end. What has come before an error is kept.
+    ///
+    /// # Errors
+    /// The stream breaks off, or the volume can't take it.
+    pub fn run(self, dir: &GridDir, next: Next) -> Result<Totals> {
+        let Taking { name, layout, begin, what, json } = self;
+        let request = Request::ReceiveBegin { name: name.to_string(), begin: Box::new(begin.clone()), layout };
+        let (export, ticket) = match client::ask(dir, &request, client::PATIENT)? {
+            Response::Receiving { export, ticket } => (export, ticket),
+            // All of it is there.
+            Response::Done => return Ok(Totals::default()),
+            other => {
+                refuse!(
+                    Code::Unsupported,
+                    "the host's answer does not fit the request ({other:?}): is it another release?"
+                )
+            }
+        };
+        let end = |complete| {
+            let (name, ticket) = (name.to_string(), ticket.clone());
+            client::done(dir, &Request::ReceiveEnd { name, ticket, complete })
+        };
+        let note = |offset| {
+            let (name, ticket) = (name.to_string(), ticket.clone());
+            client::done(dir, &Request::ReceiveProgress { name, ticket, offset })
+        };
+        let volume = Client::connect(&dir.nbd_socket(), &export).context("cannot write to the volume");
+        let taken = volume.and_then(|mut volume| {
+            let mut progress = Progress::begin(what, Unit::Bytes, begin.size_bytes, json);
+            take_in(next, &mut volume, note, |offset| progress.set(offset))
+        });
+        if taken.is_err() {
+            // The host says by itself why it can't be closed; how far it came is noted already.
+            let _ = end(false);
+            return taken;
+        }
+        end(true)?;
+        taken
+    }
 }
 
 /// The frames of a stream as they come in.
@@ -345,21 +380,22 @@ impl<R: Read> Frames<'_, R> {
     }
 }
 
-fn take_in<R: Read>(
-    stream: &mut Frames<'_, R>,
+fn take_in(
+    next: Next,
     volume: &mut Client,
-    (note, mut tell): (impl Fn(u64) -> Result<()>, impl FnMut(u64)),
+    note: impl Fn(u64) -> Result<()>,
+    mut tell: impl FnMut(u64),
 ) -> Result<Totals> {
     let mut payload = Vec::new();
     let mut noted = Instant::now();
     // Where the stream breaks off what is complete is told all the same.
     let mut done = None;
     let outcome = loop {
-        let told = match stream.next(&mut payload) {
+        let told = match next(&mut payload) {
             Ok(Part::End(totals)) => break Ok(totals),
             Ok(Part::Data { offset }) => write(volume, offset, &payload).map(|()| offset + payload.len() as u64),
             Ok(Part::Zeroes { offset, len }) => write_zeroes(volume, offset, len).map(|()| offset + len),
-            Ok(Part::Begin(_)) => unreachable!("the receiver takes one beginning"),
+            Ok(Part::Begin(_)) => unreachable!("a stream has one beginning"),
             Err(error) => break Err(error),
         };
         match told {

@@ -60,6 +60,8 @@ pub struct VolumeArgs {
 enum VolumeAction {
     /// Make a volume, and export it
     Create(Create),
+    /// Make a volume of a disk image
+    Import(super::import::Import),
     /// Make a writable clone of a snapshot, at once, whatever its size; both share what neither overwrites
     Clone {
         /// VOLUME@SNAPSHOT
@@ -451,6 +453,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
     let show = |volume: &VolumeInfo, text: String| show(volume, text, json);
     match args.action {
         VolumeAction::Create(create) => create.run(dir, json),
+        VolumeAction::Import(import) => import.run(dir, json),
         VolumeAction::Clone { source, name, size, separate, no_export } => {
             let (size_bytes, export) = (size.map(|s| s.0), !no_export);
             let request = Request::VolumeClone { source: source.clone(), name, size_bytes, separate, export };

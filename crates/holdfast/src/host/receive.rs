@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::meta::{PartialStream, ReceivedRecord, SnapshotCopy};
-use holdfast_format::stream::{Begin, STREAM_VERSION, SnapshotId};
+use holdfast_format::stream::{Begin, IMAGE, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
 use holdfast_host::{CloseOutcome, Order, Wanted, receiving_export};
 use holdfast_runtime::clock;
@@ -33,6 +33,12 @@ fn token(partial: &PartialStream) -> String {
 }
 
 fn how_to_go_on(partial: &PartialStream, name: &str) -> String {
+    if partial.begin.volume == IMAGE {
+        return format!(
+            "go on with `holdfast volume import IMAGE {name}`, of the same image; `holdfast receive --abandon {name}` gives up \
+             what has come"
+        );
+    }
     let token = token(partial);
     format!(
         "go on with `holdfast send --resume {token}` where it came from, into `holdfast receive {name}`; `holdfast receive \
@@ -105,10 +111,13 @@ impl ControlPlane {
         let ticket = uuid::Uuid::new_v4().simple().to_string();
         self.open_for_stream(name, &ticket)?;
         let ready = self.check_stream(name, volume, begin, &mut received, &ticket);
-        let ready = ready.and_then(|()| self.fit_size(name, begin.size_bytes));
-        if let Err(error) = ready {
+        let ready = ready.and_then(|is_wanted| match is_wanted {
+            true => self.fit_size(name, begin.size_bytes).map(|()| true),
+            false => Ok(false),
+        });
+        if !matches!(ready, Ok(true)) {
             self.close_after_stream(name)?;
-            return Err(error);
+            return ready.map(|_| Response::Done);
         }
         Ok(Response::Receiving { export: receiving_export(name, &ticket), ticket })
     }
@@ -154,7 +163,8 @@ impl ControlPlane {
         }
     }
 
-    /// Whether the stream is what comes next for the volume; then it is noted.
+    /// Whether the stream is what comes next for the volume; then it is noted. It is not wanted where all of an image is
+    /// there: who asks again was cut off behind its end.
     fn check_stream(
         &self,
         name: &str,
@@ -162,7 +172,7 @@ impl ControlPlane {
         begin: &Begin,
         received: &mut ReceivedRecord,
         ticket: &str,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let info = self.show(name)?;
         let snapshots = snapshots(&info)?;
         received.copies.retain(|copy| snapshots.iter().any(|s| s.layer == copy.layer));
@@ -191,10 +201,16 @@ impl ControlPlane {
             ),
             (Some(_), Some(_)) => {
                 self.finish_stream(volume, name, received)?;
+                if begin.volume == IMAGE {
+                    return Ok(false);
+                }
                 refuse!(Code::Exists, "volume {name} has received {} already", begin.snapshot);
             }
             (Some(partial), None) => (partial.ticket, partial.is_ending) = (ticket.to_string(), false),
-            (None, Some(_)) => {
+            (None, Some(found)) => {
+                if begin.volume == IMAGE && id_of(volume, received, found) == begin.id {
+                    return Ok(false);
+                }
                 refuse!(
                     Code::Exists,
                     "volume {name} has a snapshot {} already; receive into another volume",
@@ -209,7 +225,8 @@ impl ControlPlane {
                     Some(PartialStream { begin, offset: 0, ticket: ticket.to_string(), is_ending: false });
             }
         }
-        self.catalog.set_received(volume, Some(received))
+        self.catalog.set_received(volume, Some(received))?;
+        Ok(true)
     }
 
     /// The volume must be what the stream builds on, to the block.

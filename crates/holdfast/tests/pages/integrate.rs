@@ -34,6 +34,28 @@ fn the_page_about_backups_works_as_it_is_typed() {
 }
 
 #[test]
+fn the_page_about_images_works_as_it_is_typed() {
+    let mut page = Page::open("integrate/import.md");
+    let mut reader = Reader::new();
+    reader.types("holdfast grid up --nodes 3 --device-size 1GiB");
+    // Images that others made; the appliance has two disks.
+    reader.types("mkdir -p /mnt/esx && head -c 40000000 /dev/urandom >disk");
+    let convert = "qemu-img convert -f raw disk";
+    reader.types(&format!("{convert} -O qcow2 debian-12.qcow2; {convert} -O vhdx old.vhdx"));
+    reader.types(&format!("{convert} -O vmdk -o subformat=twoGbMaxExtentSparse /mnt/esx/server.vmdk"));
+    reader.types(&format!("{convert} -O vmdk -o subformat=streamOptimized appliance-disk1.vmdk"));
+    reader
+        .types("cp appliance-disk1.vmdk b.vmdk; touch a.ovf; tar -cf appliance.ova a.ovf appliance-disk1.vmdk b.vmdk");
+    reader.types(&page.block("holdfast volume import debian-12.qcow2"));
+    let refused = reader.types("holdfast volume import old.vhdx old 2>&1 || true");
+    assert!(refused.contains("qemu-img convert -O qcow2"), "{refused}");
+    reader.types(&page.block("qemu-img convert -O qcow2 old.vhdx"));
+    reader.types("holdfast volume export server");
+    let same = "nbdcopy \"nbd+unix:///$v?socket=$HOME/.holdfast/grid/nbd.sock\" out && cmp -n 40000000 out disk";
+    reader.types(&format!("for v in vm1 app server old; do {same} || exit; done"));
+}
+
+#[test]
 fn the_page_about_linux_works_as_it_is_typed() {
     let (mut site, mut page) = (installed(), Page::open("integrate/linux.md"));
     let a = site.at("a");

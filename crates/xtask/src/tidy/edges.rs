@@ -26,6 +26,7 @@ const EDGES: &[Allowed] = &[
     },
     Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde", "utoipa"]) },
     Allowed { name: "holdfast-http", ours: &["holdfast-api", "holdfast-base", "holdfast-format"], theirs: None },
+    Allowed { name: "holdfast-image", ours: &[], theirs: Some(&["flate2", "imago", "rustix", "tar", "thiserror"]) },
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
@@ -99,6 +100,7 @@ const EDGES: &[Allowed] = &[
             "holdfast-filter",
             "holdfast-host",
             "holdfast-http",
+            "holdfast-image",
             "holdfast-runtime",
             "holdfast-store",
             "holdfast-verdict",
