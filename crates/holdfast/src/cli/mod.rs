@@ -9,6 +9,7 @@ pub mod explain;
 pub mod filter;
 pub mod format;
 pub mod grid;
+pub mod libvirt;
 pub mod machine;
 pub mod meta;
 pub mod node;
