@@ -20,7 +20,8 @@ const USER_DATA: &str = "integrations/cloud-init";
 const ETCD_MAX: Duration = Duration::from_secs(30);
 
 pub fn run() -> Result<()> {
-    let tools = installed()?;
+    let python = tools::python("ansible", &[CORE, LINT])?;
+    let tools = python.parent().context("a program is in a directory")?.to_path_buf();
     let ansible = tools::root().join("integrations/ansible");
     let playbook = |arguments: &[&str]| {
         let mut command = Command::new(tools.join("ansible-playbook"));
@@ -28,7 +29,9 @@ pub fn run() -> Result<()> {
         command
     };
     tools::run(&mut playbook(&["-i", "inventory.yml", "--syntax-check"]))?;
-    tools::run(Command::new(tools.join("ansible-lint")).current_dir(&ansible).args(["--offline", "--strict", "."]))?;
+    let mut lint = Command::new(tools.join("ansible-lint"));
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH")?);
+    tools::run(lint.env("PATH", path).current_dir(&ansible).args(["--offline", "--strict", "."]))?;
     check_user_data()?;
     tools::build_checked(&["holdfast"])?;
     let site = Site::new(&tools)?;
@@ -47,19 +50,6 @@ pub fn run() -> Result<()> {
     ensure!(names == ["a", "b"], "the grid has other machines: {machines}");
     println!("2 passed, 0 failed");
     Ok(())
-}
-
-/// Ansible in an environment of its own.
-fn installed() -> Result<PathBuf> {
-    let dir = tools::target_dir().join("tools/ansible");
-    let wanted = format!("{CORE} {LINT}");
-    let mark = dir.join("complete");
-    if fs::read_to_string(&mark).unwrap_or_default() != wanted {
-        tools::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir))?;
-        tools::run(Command::new(dir.join("bin/pip")).args(["install", "--quiet", CORE, LINT]))?;
-        fs::write(&mark, wanted)?;
-    }
-    Ok(dir.join("bin"))
 }
 
 /// By cloud-init's own schema, on machines that have it: as a package it would take part in their next start.
