@@ -67,12 +67,16 @@ fn the_pages_about_qemu_and_others_work_as_they_are_typed() {
     a.types("export HOLDFAST_DIR=/srv/holdfast; qemu-img create -f qcow2 disk.qcow2 64M");
     a.types("holdfast snapshot create vm1 monday; holdfast volume create ocfs --size 1GiB");
     // The guest's machine is this one.
-    for begins in ["qemu-system-x86_64", "qemu-system-x86_64", "qemu-img convert"] {
-        let said = a.types(&page.block(begins));
-        assert!(said.contains("virtual size: 1 GiB"), "{said}");
-    }
     a.has_program("virsh", &virsh());
-    a.types(&page.block("holdfast volume xml vm1"));
+    for (begins, tells) in [
+        ("qemu-system-x86_64", "virtual size: 1 GiB"),
+        ("qemu-system-x86_64", "virtual size: 1 GiB"),
+        ("holdfast volume xml vm1", "domain.xml validates"),
+        ("qemu-img convert", "virtual size: 1 GiB"),
+    ] {
+        let said = a.types(&page.block(begins));
+        assert!(said.contains(tells), "{said}");
+    }
     page.leave_from("Live migration");
     let mut page = Page::open("integrate/others.md");
     a.types(&page.block("holdfast volume export ocfs"));
