@@ -18,6 +18,7 @@ mod qos;
 mod request;
 mod response;
 mod role;
+mod room;
 mod shapes;
 mod slow;
 mod texts;
@@ -42,6 +43,7 @@ pub use qos::{FloorInfo, MeasuredInfo, QosInfo};
 pub use request::{ClientsChange, Kind, Request};
 pub use response::Response;
 pub use role::Role;
+pub use room::RoomInfo;
 pub use slow::{
     Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo, VerdictInfo,
 };

@@ -49,6 +49,12 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<String>,
     },
+    /// What there is room for; answered by [`crate::Response::Room`].
+    Room {
+        /// What new volumes get of which nothing is said, where none is named.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        layout: Option<String>,
+    },
     /// Which floors are promised, and of what.
     Qos,
     /// What this host can do, without one of so many nodes.
@@ -435,6 +441,7 @@ impl Request {
             | Request::TrashList
             | Request::Tasks
             | Request::GridSpace
+            | Request::Room { .. }
             | Request::Qos
             | Request::Machines => Kind::Look,
             Request::CheckRemovable { .. }

@@ -1,7 +1,8 @@
 //! What a host answers: one of these to each request.
 
 use crate::{
-    AlertArrival, Code, HostStatus, MachineInfo, Parts, QosInfo, SlowInfo, TaskInfo, TrashInfo, VolumeInfo, VolumeSpace,
+    AlertArrival, Code, HostStatus, MachineInfo, Parts, QosInfo, RoomInfo, SlowInfo, TaskInfo, TrashInfo, VolumeInfo,
+    VolumeSpace,
 };
 use holdfast_format::meta::MetadataFile;
 use holdfast_format::stream::Begin;
@@ -50,6 +51,7 @@ pub enum Response {
         /// Nor ever, as the grid is.
         never: bool,
     },
+    Room(Box<RoomInfo>),
     Qos(Box<QosInfo>),
     Alerts {
         arrivals: Vec<AlertArrival>,

@@ -15,6 +15,8 @@ fn requests_are_written_as_ever() {
     let golden = [
         (json!({"op": "status"}), Kind::Look),
         (json!({"op": "volume-show", "name": "vm"}), Kind::Look),
+        (json!({"op": "room"}), Kind::Look),
+        (json!({"op": "room", "layout": "mirror:2"}), Kind::Look),
         (json!({"op": "check-stop", "node": 3}), Kind::Check),
         (json!({"op": "volume-delete", "name": "vm", "force": false}), Kind::Change),
         (json!({"op": "volume-handover", "name": "vm", "to": "b"}), Kind::Change),

@@ -3,8 +3,8 @@
 use crate::given::{Named, reference};
 use axum::http::StatusCode;
 use holdfast_api::{
-    AlertArrival, HostStatus, MachineInfo, NodeInfo, Parts, QosInfo, Response, SlowInfo, SnapshotInfo, TaskInfo,
-    TrashInfo, VolumeInfo, VolumeSpace,
+    AlertArrival, HostStatus, MachineInfo, NodeInfo, Parts, QosInfo, Response, RoomInfo, SlowInfo, SnapshotInfo,
+    TaskInfo, TrashInfo, VolumeInfo, VolumeSpace,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -187,6 +187,7 @@ answers! {
     VolumeInfo: Response::Volume(volume) => Some(*volume);
     HostStatus: Response::Status(status) => Some(*status);
     QosInfo: Response::Qos(qos) => Some(*qos);
+    RoomInfo: Response::Room(room) => Some(*room);
     Volumes: Response::Volumes { volumes } => Some(Volumes { volumes });
     Machines: Response::Machines { machines } => Some(Machines { machines });
     Alerts: Response::Alerts { arrivals } => Some(Alerts { arrivals });

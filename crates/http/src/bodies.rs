@@ -465,6 +465,14 @@ pub struct DeleteQuery {
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+pub struct RoomQuery {
+    /// What new volumes get of which nothing is said, where none is named.
+    #[param(value_type = Layout, required = false)]
+    pub layout: Option<Layout>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 pub struct ForceQuery {
     /// Cut off clients that are connected.
     #[serde(default)]

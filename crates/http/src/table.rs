@@ -7,13 +7,13 @@ use crate::answer::{
 use crate::bodies::{
     ClassBody, ClientsBody, CloneBody, CommandBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody, FilterBody,
     ForceQuery, HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody, RestoreBody,
-    ScheduleBody, SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
+    RoomQuery, ScheduleBody, SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
 };
 use crate::endpoint::Endpoint;
 use crate::given::{Fields, Nothing, Object, Path};
-use crate::words::DevicePath;
+use crate::words::{DevicePath, Layout};
 use axum::http::Method;
-use holdfast_api::{Error, HostStatus, QosInfo, Request, VolumeInfo};
+use holdfast_api::{Error, HostStatus, QosInfo, Request, RoomInfo, VolumeInfo};
 use serde::de::DeserializeOwned;
 use utoipa::{IntoParams, ToSchema};
 
@@ -79,6 +79,14 @@ fn grid() -> Vec<Endpoint> {
         act::<Alerts>(Method::POST, "/v1/alerts/test", "Sends a test alert by each way that this host has", |_| {
             Ok(Request::AlertsTest)
         }),
+        Endpoint::new::<Fields<RoomQuery>, Nothing, RoomInfo>(
+            Method::GET,
+            "/v1/room",
+            "What there is room for in a layout, and which layout new volumes get",
+            |_, Fields(RoomQuery { layout }), _| {
+                Ok(Request::Room { layout: layout.map(|Layout(layout)| layout.to_string()) })
+            },
+        ),
         act::<QosInfo>(Method::GET, "/v1/qos", "Which floors are promised, and of what", |_| Ok(Request::Qos)),
         act::<Machines>(Method::GET, "/v1/machines", "Machines of the grid", |_| Ok(Request::Machines)),
         delete::<RemoveQuery, Leaving>(

@@ -3,6 +3,7 @@
 //!
 //! Few dependencies, no clap: this crate is compiled before anything else can start.
 
+mod ansible;
 mod atlas;
 mod bench;
 mod dashboard;
@@ -17,7 +18,8 @@ mod tools;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|dashboard|schemathesis|bench|clean [ARGUMENTS]";
+const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|dashboard|schemathesis|\
+    ansible|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -46,6 +48,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "guest" => atlas::guest(rest),
         "schemathesis" => schemathesis::run(rest),
         "dashboard" => dashboard::run(rest),
+        "ansible" => ansible::run(),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),

@@ -10,6 +10,7 @@ pub mod filter;
 pub mod format;
 pub mod grid;
 pub mod import;
+pub mod libvirt;
 pub mod machine;
 pub mod meta;
 pub mod node;

@@ -10,7 +10,7 @@ use clap::Args;
 use holdfast_api::{Code, GridStatus, HostState, refuse, takers};
 use holdfast_base::size::Size;
 use holdfast_format::geometry::Layout;
-use holdfast_volume::protect::{Protect, bears, choose, lacks};
+use holdfast_volume::protect::{Protect, bears, choose, for_few, lacks};
 use serde::Serialize;
 
 /// How a volume is kept: by a layout, or by a rule that chooses one.
@@ -88,8 +88,8 @@ impl Plan {
         if status.nodes.iter().any(|node| !node.state.serves()) {
             return None;
         }
-        lacks(Layout::DEFAULT, &devices_of(status))?;
-        [Protect::Node, Protect::Device].into_iter().find_map(|rule| Plan::by_rule(status, rule).ok())
+        let (rule, layout) = for_few(&devices_of(status))?;
+        Some(Plan { rule: Some(rule.to_string()), ..Plan::of(status, layout) })
     }
 
     /// One line for people; of a volume of so many bytes also what it takes of devices when it is full.

@@ -30,6 +30,7 @@ use std::path::PathBuf;
     holdfast volume rekey vault --key-file /root/new.key\n  \
     holdfast volume list\n  \
     holdfast volume explain vm1                drawn from its clients down to devices\n  \
+    holdfast volume xml vm1 --dev vdb          a disk for libvirt, for `virsh attach-device`\n  \
     holdfast volume filter add vm1 delay:read=10ms,share=0.1   for testing guests (`holdfast volume filter --help`)\n  \
     nbdinfo \"$(holdfast volume show vm1 --json | jq -r '.uris[0]')\"\n  \
     holdfast volume resize vm1 --size 8GiB     clients see it when they connect anew\n  \
@@ -86,6 +87,10 @@ enum VolumeAction {
     Show { name: String },
     /// What a volume consists of, from its clients down to devices, and what passes from part to part
     Explain { name: String },
+    /// Print a volume as a disk for libvirt: `<disk>`, for `virsh attach-device` and `virsh edit`
+    ///
+    /// Its serial number comes from the volume's id, so that it is the same at every host.
+    Xml(super::libvirt::XmlArgs),
     /// Change a volume's size; clients see it when they connect anew
     Resize {
         name: String,
@@ -476,6 +481,7 @@ pub fn run(args: VolumeArgs, dir: &GridDir, json: bool) -> Result<()> {
             warn_of(&volume);
             if json { print_json(&volume) } else { print_one(&volume) }
         }
+        VolumeAction::Xml(args) => super::libvirt::run(&args, dir, json),
         VolumeAction::Explain { name } => super::explain::run(&name, dir, json),
         VolumeAction::Resize { name, size, shrink, force } => {
             let volume = client::volume(dir, &Request::VolumeResize { name, size_bytes: size.0, shrink, force })?;

@@ -446,6 +446,7 @@ impl ControlPlane {
             }
             Request::Tasks => self.all_tasks(),
             Request::GridSpace => self.space_of_all(),
+            Request::Room { layout } => self.room(layout.as_deref()).map(|room| Response::Room(Box::new(room))),
             Request::Qos => self.qos().map(|qos| Response::Qos(Box::new(qos))),
             Request::QosMeasured { iops, nodes } => {
                 self.note_measured(iops, nodes).map(|qos| Response::Qos(Box::new(qos)))

@@ -94,6 +94,15 @@ struct Done {
     told: Value,
 }
 
+/// Of what a clone is made by the host that has that in service. One that is to be put into service counts at the machine
+/// that is asked.
+fn cloned_there(request: &Request) -> Option<&str> {
+    match request {
+        Request::VolumeClone { source, separate, export, .. } if !(*separate && *export) => Some(source),
+        _ => None,
+    }
+}
+
 impl ControlPlane {
     /// Has another host do something; gives what it tells. The outer error is that nobody knows what became of it.
     pub(super) fn send_errand(&self, host: &str, errand: &Errand, patience: Duration) -> Result<Result<Value>> {
@@ -167,17 +176,15 @@ impl ControlPlane {
     /// it, or to say why not.
     pub(super) fn pass_on(&self, request: &Request) -> Option<Response> {
         let owner = |name: &String| self.catalog.find(name).ok()?.served_by;
-        let owners: BTreeSet<Option<String>> = match request {
-            Request::VolumeClone { source, separate: false, .. } => {
-                BTreeSet::from([owner(&split_export(source).0.to_string())])
-            }
+        let owners: BTreeSet<Option<String>> = match (cloned_there(request), request) {
+            (Some(source), _) => BTreeSet::from([owner(&split_export(source).0.to_string())]),
             // What is offered here, too, ends to be so.
-            Request::VolumeUnexport { name, .. }
+            (None, Request::VolumeUnexport { name, .. })
                 if self.catalog.find(name).is_ok_and(|e| self.catalog.is_offered(&e)) =>
             {
                 return None;
             }
-            other => other.passed_on().iter().map(owner).collect(),
+            (None, other) => other.passed_on().iter().map(owner).collect(),
         };
         let mut owners = owners.into_iter();
         let (Some(Some(owner)), None) = (owners.next(), owners.next()) else { return None };
@@ -245,9 +252,7 @@ impl ControlPlane {
         let value = |told: serde_json::Result<Value>| told.context("the answer can't be written");
         match errand {
             Errand::Request { request } => {
-                let is_passed = |request: &Request| {
-                    !request.passed_on().is_empty() || matches!(request, Request::VolumeClone { separate: false, .. })
-                };
+                let is_passed = |request: &Request| !request.passed_on().is_empty() || cloned_there(request).is_some();
                 match is_passed(&request) {
                     true => value(serde_json::to_value(self.respond_here(*request))),
                     false => {

@@ -48,6 +48,7 @@ mod record_watch;
 mod records;
 mod reservation;
 mod revocation;
+mod room;
 mod separate;
 mod sharing;
 pub mod signer;

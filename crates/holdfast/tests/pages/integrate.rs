@@ -89,10 +89,90 @@ fn the_pages_about_qemu_and_others_work_as_they_are_typed() {
     a.types("export HOLDFAST_DIR=/srv/holdfast; qemu-img create -f qcow2 disk.qcow2 64M");
     a.types("holdfast snapshot create vm1 monday; holdfast volume create ocfs --size 1GiB");
     // The guest's machine is this one.
-    for begins in ["qemu-system-x86_64", "qemu-system-x86_64", "qemu-img convert"] {
+    a.has_program("virsh", &virsh());
+    for (begins, tells) in [
+        ("qemu-system-x86_64", "virtual size: 1 GiB"),
+        ("qemu-system-x86_64", "virtual size: 1 GiB"),
+        ("holdfast volume xml vm1", "domain.xml validates"),
+        ("qemu-img convert", "virtual size: 1 GiB"),
+    ] {
         let said = a.types(&page.block(begins));
-        assert!(said.contains("virtual size: 1 GiB"), "{said}");
+        assert!(said.contains(tells), "{said}");
     }
+    page.leave_from("Live migration");
     let mut page = Page::open("integrate/others.md");
     a.types(&page.block("holdfast volume export ocfs"));
+}
+
+/// Looks whether a disk would be taken.
+fn virsh() -> String {
+    let check = needs("virt-xml-validate");
+    let domain = "<domain type='qemu'><name>guest</name><memory>1</memory><os><type>hvm</type></os><devices>";
+    let wrapped = format!("{{ echo \"{domain}\"; cat \"$3\"; echo '</devices></domain>'; }} >domain.xml");
+    let is_it = "[ \"$1 $2 $4\" = 'attach-device guest --persistent' ]";
+    format!("#!/bin/sh\n{is_it} && {wrapped} && {} domain.xml domain\n", check.display())
+}
+
+/// Where the page has a directory of the sources.
+fn sources(name: &str) -> String {
+    format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What a node of Proxmox VE does with the plugin that was put into its place.
+const PVESM: &str = r#"#!/usr/bin/perl
+use strict;
+use lib ('STUBS', 'PERL');
+use PVE::Storage::Custom::HoldfastPlugin;
+my ($plugin, $file) = ('PVE::Storage::Custom::HoldfastPlugin', "$ENV{HOME}/storage.cfg");
+if ("@ARGV[0 .. 1]" eq 'add holdfast') {
+    my (undef, undef, $storage, %options) = @ARGV;
+    my %scfg = map { s/^--//r => $options{$_} } keys %options;
+    $plugin->options()->{$_} or die "no option $_\n" for keys %scfg;
+    $plugin->on_add_hook($storage, \%scfg);
+    open(my $out, '>', $file) or die;
+    print $out join("\n", %scfg);
+    close($out);
+} elsif ("@ARGV[0 .. 1]" eq 'status --storage') {
+    open(my $in, '<', $file) or die;
+    my %scfg = split(/\n/, join('', <$in>));
+    my ($total, $free, $used, $active) = $plugin->status($ARGV[2], \%scfg, {});
+    print "$ARGV[2] holdfast active $total $used $free\n" if $active;
+} else {
+    die "@ARGV: not known here\n";
+}
+"#;
+
+#[test]
+fn the_page_about_proxmox_works_as_it_is_typed() {
+    let (mut site, mut page) = (installed(), Page::open("integrate/proxmox.md"));
+    let a = site.at("a");
+    let perl = a.path("perl5").display().to_string();
+    a.types(&format!("mkdir {perl}"));
+    a.has("/usr/share/perl5/", &format!("{perl}/"));
+    a.has("integrations/", &sources("integrations/"));
+    a.has_program("systemctl", "#!/bin/sh\n[ \"$*\" = 'restart pvedaemon pveproxy pvestatd' ]\n");
+    a.has_program("qm", "#!/bin/sh\n[ \"$*\" = 'disk rescan --vmid 100' ]\n");
+    let stubs = sources("integrations/proxmox/t/lib");
+    a.has_program("pvesm", &PVESM.replace("STUBS", &stubs).replace("PERL", &perl));
+    a.types(&page.block("cp -r"));
+    let said = a.types(&page.block("pvesm add"));
+    assert!(said.contains("grid holdfast active "), "{said}");
+    a.types("holdfast volume create grid.vm-100-disk-0 --size 64MiB");
+    a.types(&page.block("holdfast volume explain"));
+    a.types("holdfast volume delete grid.vm-100-disk-0");
+    a.types(&page.block("holdfast volume trash restore"));
+    let said = a.types(&page.block("curl"));
+    assert!(said.contains("\"free_bytes\":"), "{said}");
+}
+
+#[test]
+fn the_page_about_ansible_works_as_it_is_typed() {
+    let mut page = Page::open("integrate/ansible.md");
+    let mut reader = Reader::new();
+    reader.types(&format!("cp -r {} .", sources("integrations")));
+    // Their own programs look at these files in `./x ansible`.
+    reader.has_program("ansible-playbook", "#!/bin/sh\nfor last; do :; done\n[ -s mine.yml ] && [ -s \"$last\" ]\n");
+    reader.has_program("cloud-init", "#!/bin/sh\n[ \"$1 $2\" = 'schema --config-file' ] && [ -s \"$3\" ]\n");
+    reader.types(&page.block("cd integrations/ansible"));
+    reader.types(&page.block("cloud-init schema"));
 }

@@ -52,7 +52,17 @@ fn the_tutorial_on_three_machines_works_and_so_do_multipath_and_upgrades() {
     site.types(&paths);
     assert!(serves(&mut site, "b", "vm1"));
     multipath(&mut site);
+    live_migration(&mut site);
     upgrade(&mut site);
+}
+
+fn live_migration(site: &mut Site) {
+    let mut page = Page::open("integrate/qemu-libvirt.md");
+    page.begin_from("Live migration");
+    site.at("b").types("holdfast volume handover vm1 --to a; holdfast volume unexport vm1");
+    assert!(!serves(site, "b", "vm1"));
+    site.types(&page.lines("holdfast volume export vm1"));
+    assert!(serves(site, "b", "vm1"));
 }
 
 fn multipath(site: &mut Site) {

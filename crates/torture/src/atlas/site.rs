@@ -121,6 +121,19 @@ impl Site {
         Ok(())
     }
 
+    /// Has one host serve all volumes.
+    pub fn hand_all_over(&mut self, to: Part) -> Result<()> {
+        for VolumeSpec { name, .. } in self.volumes.clone() {
+            let shown = self.machine(to).json(&["volume", "show", name])?;
+            let host = shown["host"].as_str().and_then(Part::parse);
+            let from = host.with_context(|| format!("volume {name} is in service nowhere: {shown}"))?;
+            if from != to {
+                self.hand_over(name, from, to)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Nothing can be handed over to a host that was out of reach until it has announced itself again.
     fn hand_over(&mut self, name: &str, from: Part, to: Part) -> Result<()> {
         let since = Instant::now();

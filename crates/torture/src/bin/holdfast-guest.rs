@@ -15,6 +15,10 @@ use std::time::Duration;
 #[derive(Parser, Debug)]
 #[command(name = "holdfast-guest", version, args_override_self = true)]
 struct Arguments {
+    /// Move the guest between two QEMUs, each at the socket of another host, and hand the volume over after it
+    #[arg(long)]
+    migrate: bool,
+
     /// Seconds that the guest writes after each event
     #[arg(long, default_value_t = 12.0)]
     pause: f64,
@@ -70,6 +74,7 @@ fn inner(arguments: &Arguments) -> Result<bool> {
         pause: Duration::from_secs_f64(arguments.pause),
         device_mib: arguments.device_mib,
         volume_mib: arguments.volume_mib,
+        migrate: arguments.migrate,
     };
     let report = guest::run(&options, &stopped)?;
     let path = arguments.dir.join("guest.json");

@@ -8,9 +8,11 @@
 //! the owner's machine is killed, from which h1 takes the volume over. In the end h1 itself is killed and started again:
 //! QEMU connects anew (`reconnect-delay`), as it has nowhere else to go.
 //!
-//! Role: starts QEMU beside the bridge, reads the guest's lines, and does all that to the grid meanwhile.
+//! Role: starts QEMU beside the bridge, reads the guest's lines, and does all that to the grid meanwhile. With
+//! [`Options::migrate`] the guest moves itself: see [`migrate`].
 
 pub mod initrd;
+mod migrate;
 
 use crate::atlas::machine::{Part, Shape};
 use crate::atlas::site::{Site, VolumeSpec};
@@ -51,6 +53,8 @@ pub struct Options {
     pub pause: Duration,
     pub device_mib: u64,
     pub volume_mib: u64,
+    /// Move the guest from host to host, rather than have hosts go.
+    pub migrate: bool,
 }
 
 /// What the guest did, and what was seen of it.
@@ -93,18 +97,34 @@ pub fn run(options: &Options, stopped: &AtomicBool) -> Result<Report> {
     parts.pack(&initrd)?;
     let sizes = (options.device_mib, options.volume_mib);
     let mut site = Site::build(Shape::SIX, (&options.binary, &options.dir), sizes, &[VOLUME])?;
-    // The guest is at h1, which forwards; the volume is at h2.
-    site.balance(1)?;
-    say("booting the guest");
-    let mut guest = Guest::boot(&parts.kernel, &initrd, &options.dir)?;
+    let launch = Launch { kernel: &parts.kernel, initrd: &initrd, dir: &options.dir };
     let mut report = Report { gaps: Vec::new(), files: 0, failures: Vec::new() };
-    if let Err(error) = events(options, &mut site, &mut guest, &mut report, stopped) {
-        report.failures.push(format!("{error:#}; what the guest said: {}", guest.said()));
-    }
+    let guest = match options.migrate {
+        true => migrate::run(&launch, options.pause, &mut site, &mut report, stopped)?,
+        false => stay(&launch, options, &mut site, &mut report, stopped)?,
+    };
     report.files = guest.files;
     guest.end();
     report.failures.extend(site.complaints()?);
     Ok(report)
+}
+
+/// The guest stays at h1, which forwards; the volume is at h2.
+fn stay(
+    launch: &Launch<'_>,
+    options: &Options,
+    site: &mut Site,
+    report: &mut Report,
+    stopped: &AtomicBool,
+) -> Result<Guest> {
+    site.balance(1)?;
+    let server = Part::H1.nbd();
+    let server = format!("server.type=inet,server.host={},server.port={}", server.ip(), server.port());
+    let mut guest = launch.boot(&Disk { server, qmp: None, incoming: None })?;
+    if let Err(error) = events(options, site, &mut guest, report, stopped) {
+        report.failures.push(format!("{error:#}; what the guest said: {}", guest.said()));
+    }
+    Ok(guest)
 }
 
 /// What is done to the grid while the guest writes.
@@ -115,7 +135,7 @@ fn events(
     report: &mut Report,
     stopped: &AtomicBool,
 ) -> Result<()> {
-    guest.wait_for("READY", BOOT_MAX, stopped).context("the guest does not come up")?;
+    guest.comes_up(stopped)?;
     type Event = (&'static str, fn(&mut Site) -> Result<()>);
     let list: [Event; 6] = [
         ("nothing, for comparison", |_| Ok(())),
@@ -136,14 +156,7 @@ fn events(
         report.gaps.push((name.to_string(), guest.longest));
     }
     wait_whole(site, guest, stopped)?;
-    say("the guest stops writing, and checks everything");
-    guest.stop()?;
-    let result = guest.wait_for("RESULT", CHECK_MAX, stopped).context("the guest did not finish its checks")?;
-    let expected = ["failed=0", "wrong=0", "left=0", "fsck=0", "errors=0"];
-    let words: Vec<&str> = result.split_whitespace().collect();
-    ensure!(expected.iter().all(|word| words.contains(word)), "the guest found: {result}");
-    ensure!(guest.files > 0, "the guest wrote no file");
-    Ok(())
+    guest.finishes(stopped)
 }
 
 fn wait_whole(site: &mut Site, guest: &mut Guest, stopped: &AtomicBool) -> Result<()> {
@@ -153,6 +166,48 @@ fn wait_whole(site: &mut Site, guest: &mut Guest, stopped: &AtomicBool) -> Resul
         guest.watch(Duration::from_millis(500), stopped)?;
     }
     Ok(())
+}
+
+/// How a QEMU reaches the volume, and how it is reached.
+struct Disk {
+    /// Words of `-blockdev` that name a server of NBD.
+    server: String,
+    /// Where it takes commands.
+    qmp: Option<PathBuf>,
+    /// Where the memory of a guest comes in; without it boots.
+    incoming: Option<PathBuf>,
+}
+
+/// What a guest is booted from.
+struct Launch<'a> {
+    kernel: &'a Path,
+    initrd: &'a Path,
+    dir: &'a Path,
+}
+
+impl Launch<'_> {
+    fn boot(&self, disk: &Disk) -> Result<Guest> {
+        say(if disk.incoming.is_some() { "another QEMU waits for the guest" } else { "booting the guest" });
+        let Disk { server, qmp, incoming } = disk;
+        let export = VOLUME.name;
+        let blockdev = format!("driver=nbd,node-name=disk,{server},export={export},reconnect-delay={RECONNECT_DELAY}");
+        let log = std::fs::File::options().create(true).append(true).open(self.dir.join("qemu.log"))?;
+        let mut command = Command::new("qemu-system-x86_64");
+        // An emulated processor works on every machine.
+        command.args(["-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot", "-display", "none"]);
+        command.args(["-serial", "stdio", "-blockdev", &blockdev, "-device", "virtio-blk-pci,drive=disk"]);
+        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
+        command.args(["-append", "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on"]);
+        if let Some(path) = qmp {
+            command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", path.display()));
+        }
+        if let Some(path) = incoming {
+            command.arg("-incoming").arg(format!("unix:{}", path.display()));
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        let child = command.spawn().context("cannot start qemu-system-x86_64; `./x setup --guests` installs it")?;
+        Guest::listen(child, self.dir)
+    }
 }
 
 /// A running QEMU and what its guest says.
@@ -168,30 +223,10 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(kernel: &Path, initrd: &Path, dir: &Path) -> Result<Guest> {
-        let server = Part::H1.nbd();
-        let disk = format!(
-            "driver=nbd,node-name=disk,server.type=inet,server.host={},server.port={},export={},reconnect-delay={RECONNECT_DELAY}",
-            server.ip(),
-            server.port(),
-            VOLUME.name
-        );
-        let log = std::fs::File::create(dir.join("qemu.log"))?;
-        let mut command = Command::new("qemu-system-x86_64");
-        // An emulated processor works on every machine.
-        command.args(["-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot", "-display", "none"]);
-        command.args(["-serial", "stdio", "-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk"]);
-        command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
-        command.args(["-append", "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        let child = command.spawn().context("cannot start qemu-system-x86_64; `./x setup --guests` installs it")?;
-        Guest::listen(child, dir)
-    }
-
     fn listen(mut child: Child, dir: &Path) -> Result<Guest> {
         let output = child.stdout.take().context("QEMU's output is not piped")?;
         let input = child.stdin.take();
-        let mut console = std::fs::File::create(dir.join("console.log"))?;
+        let mut console = std::fs::File::options().create(true).append(true).open(dir.join("console.log"))?;
         let (sender, lines) = mpsc::channel();
         let read = move || {
             for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
@@ -255,6 +290,36 @@ impl Guest {
         }
     }
 
+    fn comes_up(&mut self, stopped: &AtomicBool) -> Result<()> {
+        self.wait_for("READY", BOOT_MAX, stopped).map(drop).context("the guest does not come up")
+    }
+
+    /// It stops writing, and finds all that it wrote.
+    fn finishes(&mut self, stopped: &AtomicBool) -> Result<()> {
+        say("the guest stops writing, and checks everything");
+        self.stop()?;
+        let result = self.wait_for("RESULT", CHECK_MAX, stopped).context("the guest did not finish its checks")?;
+        let expected = ["failed=0", "wrong=0", "left=0", "fsck=0", "errors=0"];
+        let words: Vec<&str> = result.split_whitespace().collect();
+        ensure!(expected.iter().all(|word| words.contains(word)), "the guest found: {result}");
+        ensure!(self.files > 0, "the guest wrote no file");
+        Ok(())
+    }
+
+    /// It goes on in the other's QEMU, which gets this one's in exchange. What it said here is heard to the end.
+    fn replace(&mut self, other: &mut Guest) -> Result<()> {
+        let end = Instant::now() + GAP_MAX;
+        while self.child.try_wait()?.is_none() {
+            ensure!(Instant::now() < end, "a QEMU that was told to quit does not");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        while self.line().is_ok() {}
+        std::mem::swap(&mut self.child, &mut other.child);
+        std::mem::swap(&mut self.input, &mut other.input);
+        std::mem::swap(&mut self.lines, &mut other.lines);
+        Ok(())
+    }
+
     fn stop(&mut self) -> Result<()> {
         let mut input = self.input.take().context("the guest was told to stop already")?;
         input.write_all(b"stop\n").and_then(|()| input.flush()).context("cannot tell the guest to stop")?;
@@ -266,7 +331,13 @@ impl Guest {
         self.words.iter().rev().take(8).rev().cloned().collect::<Vec<_>>().join(" | ")
     }
 
-    fn end(mut self) {
+    fn end(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
         // It may have powered itself off.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -90,6 +90,14 @@ pub fn choose(rule: Protect, devices_by_node: &[usize]) -> Result<Layout, String
     best.ok_or_else(|| needed(rule, nodes, devices))
 }
 
+/// What a new volume gets of which nothing is said where there are too few nodes for the usual layout: the rule that bears
+/// most there, and what it chooses. Nothing where there are enough, or where no rule can be followed.
+pub fn for_few(devices_by_node: &[usize]) -> Option<(Protect, Layout)> {
+    lacks(Layout::DEFAULT, devices_by_node)?;
+    let chosen = |rule| choose(rule, devices_by_node).ok().map(|layout| (rule, layout));
+    [Protect::Node, Protect::Device].into_iter().find_map(chosen)
+}
+
 /// The layout over so many fault domains that bears the loss of so many of them: one or two.
 fn over(domains: usize, failures: u8) -> Option<Layout> {
     let m = usize::from(failures);
