@@ -35,7 +35,7 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX, read};
 use anyhow::{Context, Error, Result};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, SIZE_BYTES_MAX,
+    AlertTrouble, Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, SIZE_BYTES_MAX,
     SIZE_BYTES_MIN, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
 };
 use holdfast_base::size::Size;
@@ -124,6 +124,8 @@ pub(super) struct ControlPlane {
     history: Mutex<TaskHistory>,
     forecast: Mutex<Forecast>,
     pub(super) published: Mutex<Published>,
+    /// Ways by which people can't be told what is not well.
+    pub(super) alert_troubles: Mutex<Vec<AlertTrouble>>,
     /// What could not be looked after, and why, so that it is told once.
     pub(super) unseen: Mutex<BTreeMap<String, String>>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
@@ -205,6 +207,7 @@ pub fn start(
         settings,
         history: Mutex::default(),
         published: Mutex::default(),
+        alert_troubles: Mutex::default(),
         unseen: Mutex::default(),
         changes: Mutex::new(()),
         access: Mutex::new(()),
@@ -592,6 +595,7 @@ impl ControlPlane {
             packing: self.packing_info(live.packing),
             resident_bytes: own.resident_bytes,
             metadata_trouble,
+            alert_troubles: self.alert_troubles.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             days_to_full: self.days_to_full(&live.nodes, &volumes),
             longest_turn: live.longest_turn,
             crossings: self.reactors.crossings(),
