@@ -66,6 +66,9 @@ use std::time::{Duration, Instant};
 
 const CONNECTIONS_MAX: usize = 256;
 
+/// Where nothing can be accepted: files are short, maybe.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
 /// How long the reactor may take to answer what it knows by heart.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -230,10 +233,20 @@ pub fn start(
     Ok(())
 }
 
+/// The next one, as soon as one can be taken: where files are short that fails at once, and again.
+fn next<T>(mut accept: impl FnMut() -> std::io::Result<T>, mut pause: impl FnMut()) -> T {
+    loop {
+        match accept() {
+            Ok(connection) => return connection,
+            Err(_) => pause(),
+        }
+    }
+}
+
 fn accept(listener: &UnixListener, role: Role, plane: &Arc<ControlPlane>) {
     let open = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else { continue };
+    loop {
+        let (stream, _) = next(|| listener.accept(), || std::thread::sleep(ACCEPT_PAUSE));
         if open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
@@ -1212,5 +1225,21 @@ impl ControlPlane {
             sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_not_be_let_in_takes_no_processor() {
+        let (mut came, mut paused) = (0, 0);
+        let accept = || {
+            came += 1;
+            if came < 4 { Err(std::io::Error::from_raw_os_error(24)) } else { Ok(came) }
+        };
+        assert_eq!(next(accept, || paused += 1), 4);
+        assert_eq!(paused, 3, "each time that files were short");
     }
 }
