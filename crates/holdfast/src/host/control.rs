@@ -183,6 +183,7 @@ pub fn start(
     (meta, records, catalog, presence, keys): (Meta, Arc<Records>, Catalog, Presence, Arc<Keys>),
     revocations: Revocations,
     (reactors, assignment, inputs): (Arc<Reactors>, Assignment, Receiver<Input>),
+    api_connections: usize,
 ) -> Result<()> {
     let sockets = control_sockets::open(dir, settings.readers.as_deref())?;
     let heard = Arc::clone(&records);
@@ -223,7 +224,7 @@ pub fn start(
     record_watch::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
-    http::start(&plane, sockets.api)?;
+    http::start(&plane, sockets.api, api_connections)?;
     alerts::start(&plane)?;
     for (listener, role) in sockets.control {
         let plane = Arc::clone(&plane);
