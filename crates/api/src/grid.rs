@@ -25,6 +25,9 @@ pub struct GridStatus {
     /// NBD over TCP is open to everybody, or is not served since it would be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nbd_warning: Option<String>,
+    /// Ways by which the host can't tell people what is not well.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alert_troubles: Vec<AlertTrouble>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     pub nodes: Vec<NodeView>,
@@ -176,6 +179,19 @@ pub struct AlertArrival {
     /// Why it did not, as far as this end can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+}
+
+/// Alerts that can't be sent by one way now; they are tried again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AlertTrouble {
+    /// `webhook at hooks.example`
+    pub way: String,
+    /// Of the last attempt.
+    pub why: String,
+    /// Alerts that are kept until then.
+    pub waiting: u64,
+    /// Older ones, for which there was no room.
+    pub dropped: u64,
 }
 
 /// A grid, and what is not well there.

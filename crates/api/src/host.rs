@@ -1,7 +1,7 @@
 //! What a host says of itself, of machines, and of what is done in the background.
 
 use crate::texts::texts;
-use crate::{LinkState, NodeInfo, VolumeInfo};
+use crate::{AlertTrouble, LinkState, NodeInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -36,6 +36,9 @@ pub struct HostStatus {
     /// of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_trouble: Option<String>,
+    /// Ways by which it can't tell people what is not well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alert_troubles: Vec<AlertTrouble>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,
     /// Of the last ten minutes and more: what everything else on the host waited for.

@@ -28,7 +28,9 @@ pub use bounds::{NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
 pub use capacity::{Capacity, SavedSpace, UsedSpace, WritableSpace};
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
-pub use grid::{AlertArrival, Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity};
+pub use grid::{
+    AlertArrival, AlertTrouble, Concern, Finding, GridStatus, Health, HostView, MetadataView, NodeView, Severity,
+};
 pub use holdfast_format::meta::KeySource;
 pub use host::{
     HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo, TaskKind, TaskUnit, TrashInfo,

@@ -22,8 +22,9 @@ impl Role {
             (Role::Admin, _) | (Role::Reader, Kind::Look) => Ok(()),
             (Role::Reader, Kind::Check | Kind::Change | Kind::Act) => Err(Error::new(
                 Code::NotPermitted,
-                "you may look at this grid and change nothing: your group is the one that control.readers names; run this \
-                 command as the user that runs the host (`sudo holdfast ...`)",
+                "you may look at this grid and change nothing, as a member of the group that control.readers names, or as a \
+                 reader over the network; run this command as the user that runs the host (`sudo holdfast ...`), or come as \
+                 an operator",
             )),
         }
     }

@@ -466,6 +466,9 @@ pub struct HostRecord {
     /// It takes care of volumes in the trash; earlier releases look for them by their names, and find others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub knows_trash: bool,
+    /// It takes a list of what was revoked that names operators and readers, which earlier releases refuse whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub knows_operators: bool,
     /// Where other hosts reach its other reactors, by number: as `address`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reactors: Vec<String>,

@@ -25,11 +25,14 @@ use std::collections::VecDeque;
 /// Versions of the messages that this release speaks. 6 has [`Request::CheckShard`], 7 [`Request::MakeShard`],
 /// 8 [`Request::Drives`], 9 [`encode_frame_again`], 10 [`Request::Troubles`], 11 [`Request::PutRoot`] and [`Request::ListVolumes`],
 /// 12 [`Request::Heard`], 13 [`Request::Reactors`] and [`Request::Join`]. From 14 on nodes take shards of packed segments,
-/// and frames say more than their messages ([`Beside`]).
-pub const WIRE: Versions = Versions { oldest: 5, newest: 14 };
+/// and frames say more than their messages ([`Beside`]); from 15 on they take lists of what was revoked that name operators.
+pub const WIRE: Versions = Versions { oldest: 5, newest: 15 };
 
 /// Version from which on a node reads headers of packed segments, and takes their shards.
 pub const PACKED_SINCE: u32 = 14;
+
+/// Version from which on a node takes a list of what was revoked that names operators and readers of the HTTP interface.
+pub const OPERATORS_SINCE: u32 = 15;
 
 /// Version from which on a request says how urgent it is, and asks for the times of its node.
 pub const BESIDE_SINCE: u32 = 14;

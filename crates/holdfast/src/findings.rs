@@ -4,8 +4,8 @@
 
 use crate::capacity::full_soon;
 use holdfast_api::{
-    Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostState, NodeState, NodeView, Severity, SnapshotInfo,
-    VolumeInfo, VolumeLive, VolumeState, free_of, takers,
+    AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostState, NodeState, NodeView, Severity,
+    SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, free_of, takers,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
@@ -55,6 +55,7 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
     for (number, warning) in status.certificate_warnings.iter().enumerate() {
         found.warning(Concern::Certificates, format!("certificate {number}"), warning, "");
     }
+    about_alerts(status, &mut found);
     about_clock(status, &mut found);
     // Those of one severity stay in the order above.
     found.0.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -388,6 +389,19 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
     }
 }
 
+fn about_alerts(status: &GridStatus, found: &mut Found) {
+    for AlertTrouble { way, why, waiting, dropped } in &status.alert_troubles {
+        let dropped = if *dropped > 0 { format!(", {dropped} older ones are dropped") } else { String::new() };
+        let waiting = if *waiting == 1 { "1 waits".to_string() } else { format!("{waiting} wait") };
+        found.warning(
+            Concern::Service,
+            format!("alerts by {way}"),
+            format!("alerts can't be sent by {way}: {why}; {waiting}{dropped}"),
+            "see whether that can be reached from this machine (`holdfast alerts test`); it is tried again",
+        );
+    }
+}
+
 fn about_clock(status: &GridStatus, found: &mut Found) {
     let newest = |volume: &VolumeInfo| live(volume)?.snapshots.iter().max_by_key(|s| s.layer).cloned();
     let is_ahead = |snapshot: &SnapshotInfo| snapshot.created_ms > status.clock_ms.saturating_add(SKEW_MS);
@@ -468,6 +482,7 @@ mod tests {
             metadata: MetadataView { store: "embedded".to_string(), trouble: None },
             tls: false,
             certificate_warnings: Vec::new(),
+            alert_troubles: Vec::new(),
             days_to_full: None,
             clock_ms: 1_000_000_000,
             nodes,
@@ -593,5 +608,21 @@ mod tests {
         uneven.nodes[1] = node(2, NodeState::Down, true);
         uneven.nodes[1].devices.clear();
         assert!(told(&uneven).iter().all(|line| !line.contains("capacity")), "{:?}", told(&uneven));
+    }
+
+    #[test]
+    fn people_who_can_not_be_told_are_told_of_here() {
+        let mut all = status(Vec::new());
+        assert!(of(&all).is_empty());
+        let way = "webhook at chat.example".to_string();
+        all.alert_troubles = vec![AlertTrouble { way, why: "connection refused".to_string(), waiting: 1, dropped: 0 }];
+        let found = of(&all);
+        assert_eq!(
+            (found.len(), found[0].severity, found[0].about.as_str()),
+            (1, Severity::Warning, "alerts by webhook at chat.example")
+        );
+        assert_eq!(found[0].what, "alerts can't be sent by webhook at chat.example: connection refused; 1 waits");
+        (all.alert_troubles[0].waiting, all.alert_troubles[0].dropped) = (100, 3);
+        assert!(of(&all)[0].what.ends_with("; 100 wait, 3 older ones are dropped"), "{:?}", of(&all));
     }
 }

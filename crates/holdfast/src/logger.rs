@@ -24,9 +24,21 @@ impl fmt::Display for Level {
 
 pub fn log(level: Level, text: fmt::Arguments<'_>) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let line = format!("{} {level} {text}\n", utc(since.as_secs(), since.subsec_millis()));
+    let line = format!("{} {level} {}\n", utc(since.as_secs(), since.subsec_millis()), one_line(text.to_string()));
     // Where standard error is gone there is nobody left to tell.
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// What is told of has names in it, and parts of what strangers sent: none of them begins a line, or moves a terminal's cursor.
+fn one_line(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
 }
 
 pub fn info(text: fmt::Arguments<'_>) {
@@ -100,7 +112,14 @@ fn utc(seconds: u64, millis: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::utc;
+    use super::{one_line, utc};
+
+    #[test]
+    fn nobody_writes_a_line_of_their_own() {
+        let told = one_line("volume a\n2026-11-30T00:00:00.000Z ERROR b\u{1b}[2J\u{9b}ü is gone".to_string());
+        assert_eq!(told, "volume a\\n2026-11-30T00:00:00.000Z ERROR b\\u{1b}[2J\\u{9b}ü is gone");
+        assert_eq!(one_line("`ü` is \"so\"".to_string()), "`ü` is \"so\"");
+    }
 
     #[test]
     fn dates_are_right_over_leap_years() {

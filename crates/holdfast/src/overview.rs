@@ -92,6 +92,7 @@ pub fn gather_as(dir: &GridDir, tell: impl FnOnce() -> Result<HostStatus>) -> Re
         dir: root,
         host,
         clock_ms: clock::wall().as_millis() as u64,
+        alert_troubles: status.alert_troubles,
         days_to_full: status.days_to_full,
         nodes,
         volumes: status.volumes,

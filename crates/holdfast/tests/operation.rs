@@ -585,6 +585,29 @@ fn people_are_told_what_is_not_well_by_webhook_and_by_mail() {
 }
 
 #[test]
+fn that_people_can_not_be_told_is_what_status_tells() {
+    let grid = Grid::new(52);
+    let nobody = free_ports(53, 1);
+    grid.up("--nodes 2 --devices 1");
+    let file = format!("[alerts]\nwebhook = \"http://127.0.0.1:{nobody}/secret\"\n");
+    std::fs::write(grid.path("holdfast.toml"), file).expect("written");
+    grid.ok("grid down --host");
+    grid.ok("grid up");
+    grid.ok("volume create v1 --size 16MiB --layout mirror:2");
+    for node in ["node1", "node2"] {
+        signal(grid.pid(node).expect("it runs"), Signal::KILL).expect("it runs");
+    }
+    let told = || {
+        let findings = grid.json("status")["findings"].clone();
+        let what = |finding: &Value| finding["what"].as_str().unwrap_or_default().to_string();
+        findings.as_array().expect("a list").iter().map(what).find(|what| what.contains("alerts can't be sent"))
+    };
+    until("status tells", || told().is_some());
+    let told = told().expect("just seen");
+    assert!(told.contains(&format!("webhook at 127.0.0.1:{nobody}: ")) && !told.contains("secret"), "{told}");
+}
+
+#[test]
 fn what_can_not_be_is_told_apart_from_what_fails() {
     let grid = Grid::new(50);
     grid.up("--nodes 3 --devices 1");

@@ -4,9 +4,9 @@
 
 mod support;
 
-use holdfast_base::{GridId, NodeId};
+use holdfast_base::{GridId, MetaVersion, NodeId};
 use holdfast_format::wire::{Request, WIRE, encode_frame};
-use holdfast_runtime::meta::{EtcdConfig, EtcdStore, MetaStore};
+use holdfast_runtime::meta::{EtcdConfig, EtcdStore, MetaStore, Swap};
 use holdfast_runtime::pki::{Authority, Pair, Role};
 use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsStream;
@@ -82,11 +82,16 @@ fn hello(grid: &Grid) -> Vec<u8> {
     encode_frame(1, &Request::Hello { versions: WIRE, grid: id(grid), host: "stranger".to_string() }, 0)
 }
 
-/// Has a machine join, and kills the command when the grid has a number for its node, long before its part is complete.
-fn join_cut_short(grid: &Grid, line: &str, endpoint: &str, of: &Grid) {
+/// The grid's records.
+fn records(endpoint: &str, of: &Grid) -> EtcdStore {
     let prefix = format!("holdfast/{}/", id(of));
     let config = EtcdConfig { endpoints: vec![endpoint.to_string()], prefix, tls: None };
-    let store = EtcdStore::connect(&config).expect("etcd");
+    EtcdStore::connect(&config).expect("etcd")
+}
+
+/// Has a machine join, and kills the command when the grid has a number for its node, long before its part is complete.
+fn join_cut_short(grid: &Grid, line: &str, endpoint: &str, of: &Grid) {
+    let store = records(endpoint, of);
     let mut joining = holdfast();
     joining.args(line.split_whitespace()).arg("--dir").arg(grid.dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut joining = joining.spawn().expect("it starts");
@@ -636,6 +641,15 @@ fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another
     let states = |grid: &Grid| [grid.node_state(1), grid.node_state(2)];
     until("both use both", || states(&a) == ["up", "up"] && states(&b) == ["up", "up"]);
     assert!(b.fails("grid tls revoke host/a").contains("no key of the grid's authority"));
+    // A host of an older release could not read that an operator is revoked, and would go by no list at all.
+    let (records, record) = (records(&endpoint, &a), br#"{"home":"z","reads_root":5,"knows_trash":true}"#);
+    let Ok(Swap::Done(version)) = records.swap("host/old", MetaVersion::ABSENT, Some(record), None) else {
+        panic!("nothing else is there");
+    };
+    let why = a.fails("grid tls revoke operator/ann");
+    assert!(why.contains("host old, of an older release") && why.contains("then revoke again"), "{why}");
+    assert!(!a.path("tls/revoked").exists());
+    records.swap("host/old", version, None, None).expect("etcd answers");
     a.ok("grid tls revoke host/b");
     // Whoever carries the list is not trusted: one that the authority has not signed counts for nothing.
     until("a's node shuts b out", || b.node_state(1) != "up");
@@ -655,6 +669,8 @@ fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another
     b.ok("grid down --force");
     b.ok("grid up");
     until("it is let in again", || states(&b) == ["up", "up"]);
+    a.ok("grid tls revoke operator/ann");
+    until("b's node has heard of it", || log(&b, "node2.log").contains("version 2 of the list counts"));
 }
 
 #[test]

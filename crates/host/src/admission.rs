@@ -213,6 +213,8 @@ pub struct HostPlaces {
     pub links: usize,
     /// Connections of each port that are closed already, but still have to send what is queued.
     pub closing: usize,
+    /// Connections of each way to the HTTP interface, the socket of this machine and the port.
+    pub http: usize,
 }
 
 /// Clients of a host at a time: as many virtual machines as a large rack runs.
@@ -233,6 +235,13 @@ const LINKS_MIN: usize = 2;
 /// Ended connections that linger for two seconds each.
 const CLOSING_MAX: usize = 512;
 
+/// Of programs and browsers that look after a grid, and ask by several connections each.
+const HTTP_MAX: usize = 256;
+const HTTP_MIN: usize = 4;
+
+/// Ways to the HTTP interface; at each one more may wait for a place.
+const HTTP_WAYS: usize = 2;
+
 /// What a host needs for itself: two lanes to each of 256 nodes, connections to 128 hosts, 256 control connections,
 /// metadata.
 const HOST_OWN_MAX: usize = 1024;
@@ -249,13 +258,15 @@ impl HostPlaces {
         let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
         let links = HOST_LINKS_MAX.min(descriptors / 16 / reactors).max(LINKS_MIN);
         let closing = CLOSING_MAX.min(descriptors / 32 / reactors);
+        let http = HTTP_MAX.min(descriptors / 32).max(HTTP_MIN);
         // Clients come to one port, and other hosts to one of each reactor.
-        let clients = descriptors.saturating_sub(own + links * reactors + (1 + reactors) * closing);
+        let others = own + links * reactors + (1 + reactors) * closing + HTTP_WAYS * (http + 1);
+        let clients = descriptors.saturating_sub(others);
         let handshakes = CLIENT_HANDSHAKES_MAX.min(clients / 8).max(1);
         let handshakes_elsewhere = (handshakes / reactors).max(1);
         let max = SESSIONS_MAX.min(clients.saturating_sub(handshakes + handshakes_elsewhere * (reactors - 1)));
         let sessions = Room { max, kept_for_local: max / LOCAL_KEPT_PART };
-        HostPlaces { sessions, handshakes, handshakes_elsewhere, links, closing }
+        HostPlaces { sessions, handshakes, handshakes_elsewhere, links, closing, http }
     }
 
     /// As the reactor of that number has them.
@@ -384,7 +395,8 @@ mod tests {
             let places = HostPlaces::of(descriptors, reactors);
             // Handshakes and other hosts' connections are of each reactor, and so are the latter's ports.
             let of_each = |reactor: usize| places.at(reactor).handshakes + places.of_hosts();
-            let used = places.sessions.max + (0..reactors).map(of_each).sum::<usize>() + places.closing;
+            let http = HTTP_WAYS * (places.http + 1);
+            let used = places.sessions.max + (0..reactors).map(of_each).sum::<usize>() + places.closing + http;
             let own = (HOST_OWN_MAX * reactors).min(descriptors * 3 / 8);
             assert!(used + own <= descriptors, "{places:?} of {descriptors} for {reactors}");
             assert!(places.sessions.max > places.sessions.kept_for_local, "{places:?}");
@@ -394,7 +406,7 @@ mod tests {
             assert!(node_peers(descriptors, reactors) * reactors + own <= descriptors);
         }
         let places = HostPlaces::of(65_536, 1);
-        assert_eq!((places.sessions.max, places.handshakes, places.links), (4096, 1024, 512));
+        assert_eq!((places.sessions.max, places.handshakes, places.links, places.http), (4096, 1024, 512, 256));
         assert!(!places.is_short() && HostPlaces::of(1024, 1).is_short());
         assert_eq!(node_peers(65_536, 1), NODE_PEERS_MAX);
         // Two lanes of each reactor of eight hosts of 128 cores come to each of as many reactors as such a node may have.

@@ -25,6 +25,7 @@ mod local;
 pub mod metrics;
 mod problem;
 mod retries;
+mod seats;
 mod serve;
 pub mod table;
 mod web;
@@ -32,6 +33,7 @@ mod words;
 
 pub use axum::Router;
 pub use describe::described;
-pub use listener::{serve_local, serve_tls, serve_unix};
+pub use door::Caller;
+pub use listener::{Limits, serve_local, serve_tls, serve_unix};
 pub use local::local_router;
 pub use serve::{Ask, Config, Shown, router};

@@ -3,12 +3,12 @@
 //! Other users of the machine reach the port, too: whoever asks shows the key that was made for it. The host lets through
 //! what it lets the user do who serves the port.
 
-use crate::door::token;
+use crate::door::{Peer, token};
 use crate::serve::refused;
 use crate::web;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use holdfast_api::Code;
@@ -31,9 +31,12 @@ pub fn local_router(socket: PathBuf, is_key: impl Fn(&str) -> bool + Send + Sync
 }
 
 async fn pass(State(way): State<Arc<Way>>, mut request: Request) -> Response {
-    if !token(request.headers()).is_some_and(|shown| (way.is_key)(shown)) {
+    if !matches!(token(request.headers()), Ok(Some(shown)) if (way.is_key)(shown)) {
         let why = "show the key that `holdfast dashboard` prints: open the address that stands there";
         return refused(StatusCode::UNAUTHORIZED, Code::NotPermitted, why).into_response();
+    }
+    if let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<Peer>>() {
+        peer.is_known(&Arc::from("the key"));
     }
     let headers = request.headers_mut();
     headers.remove(header::AUTHORIZATION);

@@ -1,7 +1,7 @@
 //! Routes, and what is the same for all of them: who asks, bodies, keys, deadlines.
 
 use crate::describe::{ACCESS, CAPACITY, EVENTS, HEALTH, described};
-use crate::door::Peer;
+use crate::door::{Caller, Peer};
 use crate::endpoint::Endpoint;
 use crate::events::{self, Watch};
 use crate::given::Path;
@@ -14,11 +14,11 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, RawPathParamsRejection};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::{MethodFilter, MethodRouter, get};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use holdfast_api::{Capacity, Code, Error, Health, Kind, Request, Response, Role};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -68,11 +68,11 @@ pub trait Ask: Send + Sync + 'static {
         None
     }
 
-    /// What a caller from the network may do, going by what is good now.
+    /// Who a caller from the network is, and what they may do, going by what is good now.
     ///
     /// # Errors
     /// Who is shown is nobody of this grid's, or counts for nothing any more.
-    fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error>;
+    fn caller_of(&self, shown: Shown<'_>) -> Result<Caller, Error>;
 }
 
 /// How long answers may take, and how many are worked at.
@@ -108,12 +108,10 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
         async move { ([(header::CONTENT_TYPE, "application/json")], text) }
     };
     let mut router = Router::new()
-        .route("/v1/openapi.json", get(describes))
         .route(HEALTH, get(health))
         .route(EVENTS, get(events))
         .route(CAPACITY, get(capacity))
         .route(ACCESS, get(access))
-        .merge(web::routes())
         .merge(page);
     let mut endpoints = table::all();
     while !endpoints.is_empty() {
@@ -123,6 +121,9 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
         endpoints = others;
     }
     router
+        .route_layer(from_fn_with_state(Arc::clone(&shared), let_in))
+        .route("/v1/openapi.json", get(describes))
+        .merge(web::routes())
         .fallback(|| async {
             refused(
                 StatusCode::NOT_FOUND,
@@ -139,6 +140,7 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(move |request, next| within(config.change_within + BODY_WITHIN, request, next)))
+        .layer(map_response(plainly))
         .with_state(shared)
 }
 
@@ -153,41 +155,63 @@ async fn within(time: Duration, request: HttpRequest, next: Next) -> HttpRespons
     }
 }
 
+/// Passes on what comes from somebody known, with who that is: before the body is read.
+async fn let_in(State(shared): State<Arc<Shared>>, mut request: HttpRequest, next: Next) -> HttpResponse {
+    let Some(ConnectInfo(peer)) = request.extensions().get::<ConnectInfo<Peer>>() else {
+        let why = "the host does not know who asks";
+        return refused(StatusCode::UNAUTHORIZED, Code::NotPermitted, why).into_response();
+    };
+    match peer.caller(&*shared.ask, request.headers()) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Browsers neither keep an answer, unless it says that they may, nor take it for something else.
+async fn plainly(mut response: HttpResponse) -> HttpResponse {
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
 async fn health(
     State(shared): State<Arc<Shared>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-    headers: HeaderMap,
+    Extension(caller): Extension<Caller>,
 ) -> HttpResponse {
-    whole(&shared, &peer, &headers, |ask| ask.health()).await
+    whole(&shared, &peer, caller.role, |ask| ask.health()).await
 }
 
 async fn capacity(
     State(shared): State<Arc<Shared>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-    headers: HeaderMap,
+    Extension(caller): Extension<Caller>,
 ) -> HttpResponse {
-    whole(&shared, &peer, &headers, |ask| ask.capacity()).await
+    whole(&shared, &peer, caller.role, |ask| ask.capacity()).await
 }
 
 /// Of the grid as a whole, for whoever may look.
 async fn whole<T: Serialize + Send + 'static>(
     shared: &Arc<Shared>,
     peer: &Peer,
-    headers: &HeaderMap,
+    role: Role,
     look: impl FnOnce(&dyn Ask) -> Result<T, Error> + Send + 'static,
 ) -> HttpResponse {
     let looked = async {
-        peer.role(&*shared.ask, headers)?;
-        let place = place(shared)?;
+        let place = place(shared, peer, role)?;
         let ask = Arc::clone(&shared.ask);
         let looked = tokio::task::spawn_blocking(move || (look(&*ask), drop(place)).0);
         match tokio::time::timeout(shared.config.look_within, looked).await {
-            Ok(Ok(found)) => found.map_err(Refusal::from),
-            Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more").into()),
-            Err(_) => Err(Error::new(Code::Unavailable, "the host takes too long to look; ask again").into()),
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more")),
+            Err(_) => Err(Error::new(Code::Unavailable, "the host takes too long to look; ask again")),
         }
     };
-    looked.await.map_or_else(IntoResponse::into_response, |found| Json(found).into_response())
+    looked.await.map_or_else(|error| Problem::from(error).into_response(), |found| Json(found).into_response())
 }
 
 /// What who asks may do.
@@ -196,13 +220,8 @@ pub struct Access {
     pub role: Role,
 }
 
-async fn access(
-    State(shared): State<Arc<Shared>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    headers: HeaderMap,
-) -> HttpResponse {
-    let role = peer.role(&*shared.ask, &headers);
-    role.map_or_else(IntoResponse::into_response, |role| Json(Access { role }).into_response())
+async fn access(Extension(caller): Extension<Caller>) -> HttpResponse {
+    Json(Access { role: caller.role }).into_response()
 }
 
 async fn events(
@@ -210,18 +229,22 @@ async fn events(
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> HttpResponse {
-    if let Err(refusal) = peer.role(&*shared.ask, &headers) {
-        return refusal.into_response();
-    }
     let judge = Arc::clone(&shared);
-    let is_let_in = Box::new(move || peer.role(&*judge.ask, &headers).is_ok());
+    let is_let_in = Box::new(move || peer.caller(&*judge.ask, &headers).is_ok());
     let stream = events::stream(&shared.watch, &shared.ask, is_let_in);
     Sse::new(stream).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response()
 }
 
-fn place(shared: &Arc<Shared>) -> Result<OwnedSemaphorePermit, Error> {
-    let full = |_| Error::new(Code::Unavailable, "the host answers as many as it can; ask again");
-    Arc::clone(&shared.room).try_acquire_owned().map_err(full)
+/// A place to work at a request. Readers have a quarter of all, the network half: whoever runs the host gets in.
+fn place(shared: &Arc<Shared>, peer: &Peer, role: Role) -> Result<OwnedSemaphorePermit, Error> {
+    let full = || Error::new(Code::Unavailable, "the host answers as many as it can; ask again");
+    let kept = match role {
+        Role::Reader => shared.config.at_a_time * 3 / 4,
+        Role::Admin if peer.is_local() => 0,
+        Role::Admin => shared.config.at_a_time / 2,
+    };
+    let is_full = shared.room.available_permits() <= kept;
+    if is_full { Err(full()) } else { Arc::clone(&shared.room).try_acquire_owned().map_err(|_| full()) }
 }
 
 fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<Arc<Shared>> {
@@ -229,13 +252,14 @@ fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<A
     let endpoint = Arc::new(endpoint);
     let handler = move |State(shared): State<Arc<Shared>>,
                         ConnectInfo(peer): ConnectInfo<Peer>,
+                        Extension(caller): Extension<Caller>,
                         path: Result<RawPathParams, RawPathParamsRejection>,
                         RawQuery(query): RawQuery,
                         headers: HeaderMap,
                         body: Result<Bytes, BytesRejection>| {
         let of = |path: RawPathParams| path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let path = path.map(|path| Path::new(of(path)));
-        let given = Given { peer, path, query: query.unwrap_or_default(), headers, body };
+        let given = Given { peer, caller, path, query: query.unwrap_or_default(), headers, body };
         handle(shared, Arc::clone(&endpoint), given)
     };
     router.on(filter, handler)
@@ -243,6 +267,7 @@ fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<A
 
 struct Given {
     peer: Peer,
+    caller: Caller,
     path: Result<Path, RawPathParamsRejection>,
     query: String,
     headers: HeaderMap,
@@ -280,7 +305,8 @@ pub(crate) fn refused(status: StatusCode, code: Code, message: impl Into<String>
 async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> HttpResponse {
     match carry_out(&shared, &endpoint, given).await {
         Ok(Kept { status, body, passes }) => {
-            let response = body.map_or_else(|| status.into_response(), |body| (status, Json(body)).into_response());
+            let is_json = [(header::CONTENT_TYPE, "application/json")];
+            let response = body.map_or_else(|| status.into_response(), |body| (status, is_json, body).into_response());
             if passes { ask_again(response) } else { response }
         }
         Err(refusal) => refusal.into_response(),
@@ -288,7 +314,7 @@ async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> H
 }
 
 async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
-    let role = given.peer.role(&*shared.ask, &given.headers)?;
+    let Caller { role, who } = given.caller.clone();
     let body = body_of(endpoint, &given)?;
     let path = match &given.path {
         Ok(path) => path,
@@ -303,7 +329,7 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
             let (sender, coming) = watch::channel(None);
             (Some(sender), coming)
         }
-        Some(key) => match shared.retries.begin(role, key, fingerprint(&request), Instant::now()) {
+        Some(key) => match shared.retries.begin(&who, key, fingerprint(&request), Instant::now()) {
             Found::New(sender, coming) => (Some(sender), coming),
             Found::Known(coming) => (None, coming),
             Found::Differs => {
@@ -317,7 +343,7 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
         },
     };
     if let Some(sender) = sender {
-        begin(shared, endpoint, role, request, sender)?;
+        begin(shared, endpoint, place(shared, &given.peer, role)?, (role, request), sender);
     }
     let patience = if is_look { shared.config.look_within } else { shared.config.change_within };
     Ok(await_answer(coming, patience).await?)
@@ -364,25 +390,24 @@ fn fingerprint(request: &Request) -> u64 {
 fn begin(
     shared: &Arc<Shared>,
     endpoint: &Arc<Endpoint>,
-    role: Role,
-    request: Request,
+    place: OwnedSemaphorePermit,
+    (role, request): (Role, Request),
     sender: watch::Sender<Option<Kept>>,
-) -> Result<(), Error> {
-    let place = place(shared)?;
+) {
     let (ask, endpoint) = (Arc::clone(&shared.ask), Arc::clone(endpoint));
     tokio::task::spawn_blocking(move || {
+        let text = |body: serde_json::Value| Bytes::from(body.to_string());
         let kept = match endpoint.show(ask.ask(role, request)) {
-            Ok(body) => Kept { status: endpoint.status, body, passes: false },
+            Ok(body) => Kept { status: endpoint.status, body: body.map(text), passes: false },
             Err(error) => {
                 let (status, passes) = (status_of(error.code), passes(error.code));
                 let body = serde_json::to_value(Problem::from(error)).expect("our answers always encode");
-                Kept { status, body: Some(body), passes }
+                Kept { status, body: Some(text(body)), passes }
             }
         };
         drop(place);
         sender.send_replace(Some(kept));
     });
-    Ok(())
 }
 
 async fn await_answer(mut coming: Coming, patience: Duration) -> Result<Kept, Error> {

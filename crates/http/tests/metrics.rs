@@ -4,7 +4,7 @@ use holdfast_api::{
     Capacity, Code, Error, Finding, Health, HostStatus, Neighbour, Request, Response, Role, SlowInfo, TaskInfo,
 };
 use holdfast_http::metrics::{Certificate, Survey};
-use holdfast_http::{Ask, Config, Shown, router, serve_unix};
+use holdfast_http::{Ask, Caller, Config, Limits, Shown, router, serve_unix};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Ask for Fake {
         Err(Error::new(Code::Unavailable, "nothing can be told"))
     }
 
-    fn role_of(&self, _: Shown<'_>) -> Result<Role, Error> {
+    fn caller_of(&self, _: Shown<'_>) -> Result<Caller, Error> {
         Err(Error::new(Code::NotPermitted, "there are no callers from the network"))
     }
 
@@ -92,7 +92,7 @@ fn a_part_that_hangs_or_fails_is_left_out_and_begun_once() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (at, asked) = (socket.clone(), Arc::clone(&fake));
     let listener = runtime.block_on(async move { tokio::net::UnixListener::bind(at).unwrap() });
-    runtime.spawn(async move { serve_unix(listener, router(asked, Config::default())).await });
+    runtime.spawn(async move { serve_unix(listener, router(asked, Config::default()), Limits::default()).await });
     let pages: Vec<String> = std::thread::scope(|scope| {
         let asked: Vec<_> = (0..3).map(|_| scope.spawn(|| page(&socket))).collect();
         asked.into_iter().map(|page| page.join().unwrap()).collect()

@@ -1,9 +1,9 @@
 //! The interface over a socket, before a host that answers what it is told to.
 
 use holdfast_api::{Capacity, Code, Error, Health, Request, Response, Role, TrashInfo};
-use holdfast_http::{Ask, Config, Shown, local_router, router, serve_local, serve_unix};
+use holdfast_http::{Ask, Caller, Config, Limits, Shown, local_router, router, serve_local, serve_unix};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl Ask for Fake {
         Err(Error::new(Code::Unavailable, "nothing can be told"))
     }
 
-    fn role_of(&self, _: Shown<'_>) -> Result<Role, Error> {
+    fn caller_of(&self, _: Shown<'_>) -> Result<Caller, Error> {
         Err(Error::new(Code::NotPermitted, "there are no callers from the network"))
     }
 }
@@ -66,14 +66,17 @@ struct Answer {
 
 impl Served {
     fn within(change_within: Duration) -> Served {
+        Served::by(Config { change_within, ..Config::default() }, Limits::default())
+    }
+
+    fn by(config: Config, limits: Limits) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
         let fake = Arc::new(Fake::default());
-        let config = Config { change_within, ..Config::default() };
         let (at, asked) = (socket.clone(), Arc::clone(&fake));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(async move { tokio::net::UnixListener::bind(at).unwrap() });
-        runtime.spawn(async move { serve_unix(listener, router(asked, config)).await });
+        runtime.spawn(async move { serve_unix(listener, router(asked, config), limits).await });
         Served { fake, socket, _dir: dir, runtime }
     }
 
@@ -159,19 +162,77 @@ fn whatever_comes_is_answered_as_it_is_described() {
 }
 
 #[test]
-fn who_waits_for_a_place_is_served_when_another_goes() {
-    let served = Served::within(PATIENT);
-    let mut held: Vec<UnixStream> = (0..256).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
-    // All of them have a place when the last one was answered.
-    let last = held.last_mut().unwrap();
-    last.write_all(b"GET /v1/trash HTTP/1.1\r\nHost: host\r\n\r\n").unwrap();
-    last.read_exact(&mut [0; 15]).unwrap();
-    let socket = served.socket.clone();
-    let waiting = std::thread::spawn(move || ask(&socket, "GET", "/v1/trash", &[], "").status);
+fn who_comes_when_all_places_are_taken_gets_that_of_one_who_asks_nothing() {
+    let served = Served::by(Config::default(), Limits { connections: 4, ..Limits::default() });
+    let idle: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    let ask_it = |stream: &mut UnixStream| {
+        stream.write_all(b"GET /v1/trash HTTP/1.1\r\nHost: host\r\n\r\n").unwrap();
+        stream.set_read_timeout(Some(PATIENT)).unwrap();
+        let (mut answer, mut part) = (Vec::new(), [0; 1024]);
+        while !answer.ends_with(b"}") {
+            let len = stream.read(&mut part).unwrap();
+            assert!(len > 0, "it is let go");
+            answer.extend_from_slice(&part[..len]);
+        }
+        answer.starts_with(b"HTTP/1.1 200 OK")
+    };
+    let mut used = UnixStream::connect(&served.socket).unwrap();
+    assert!(ask_it(&mut used));
+    let mut more: Vec<UnixStream> = idle.iter().map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    for stream in &mut more {
+        assert!(ask_it(stream));
+    }
+    for mut stream in idle {
+        stream.set_read_timeout(Some(PATIENT)).unwrap();
+        assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0, "it is let go");
+    }
+    assert!(ask_it(&mut used), "who was answered meanwhile stays");
+}
+
+#[test]
+fn what_is_under_way_keeps_its_place() {
+    let config = Config { at_a_time: 8, ..Config::default() };
+    let served = Served::by(config, Limits { connections: 2, ..Limits::default() });
+    let begin = |target: &'static str| {
+        let socket = served.socket.clone();
+        std::thread::spawn(move || ask(&socket, "POST", target, &[JSON], r#"{"name":"web"}"#).status)
+    };
+    let under_way = [begin("/v1/volumes/a/rename"), begin("/v1/volumes/b/rename")];
+    while served.asked() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let waiting = begin("/v1/volumes/c/rename");
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!((waiting.is_finished(), served.asked()), (false, 1));
-    held.pop();
-    assert_eq!((waiting.join().unwrap(), served.asked()), (200, 2));
+    assert_eq!((waiting.is_finished(), served.asked()), (false, 2));
+    served.fake.may_end.store(true, Ordering::Release);
+    let all = under_way.into_iter().chain([waiting]).map(|answer| answer.join().unwrap());
+    assert_eq!(all.collect::<Vec<_>>(), [409; 3]);
+}
+
+#[test]
+fn who_takes_no_answer_is_let_go() {
+    let served =
+        Served::by(Config::default(), Limits { stalled_within: Duration::from_millis(50), ..Limits::default() });
+    let mut stream = UnixStream::connect(&served.socket).unwrap();
+    stream.set_write_timeout(Some(PATIENT)).unwrap();
+    let why = loop {
+        if let Err(error) = stream.write_all(b"GET /v1/openapi.json HTTP/1.1\r\nHost: host\r\n\r\n") {
+            break error.kind();
+        }
+    };
+    assert!([ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&why), "{why:?}");
+}
+
+#[test]
+fn heads_are_small_and_come_in_time() {
+    let served = Served::by(Config::default(), Limits { head_within: Duration::from_millis(50), ..Limits::default() });
+    let large = format!("X-Odd: {}", "x".repeat(200 << 10));
+    assert_eq!(served.ask("GET", "/v1/trash", &[&large], "").status, 431);
+    let mut slow = UnixStream::connect(&served.socket).unwrap();
+    slow.set_read_timeout(Some(PATIENT)).unwrap();
+    slow.write_all(b"GET /v1/trash HTTP/1.1\r\nHo").unwrap();
+    let mut said = Vec::new();
+    slow.read_to_end(&mut said).expect("it is let go");
 }
 
 #[test]

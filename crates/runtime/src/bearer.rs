@@ -10,7 +10,7 @@
 //! Whoever holds it is who it names, so it goes over TLS alone. It is taken back like a certificate: by a list that has
 //! its name ([`Revoked`](crate::revoked::Revoked)).
 
-use crate::pki::{Authority, Identity, PkiError, Role, is_signed_by};
+use crate::pki::{Authority, EARLIER, Identity, PkiError, Role, is_signed_by};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use holdfast_base::GridId;
@@ -34,6 +34,10 @@ pub enum BearerError {
     Signature,
     #[error("it has ended")]
     Ended,
+    #[error(
+        "it was made more than a day ahead of this machine's clock: set the clocks right, here or where it was made"
+    )]
+    Ahead,
     #[error(transparent)]
     Pki(#[from] PkiError),
 }
@@ -84,6 +88,10 @@ impl Bearer {
         if !is_signed_by(ca, body.as_bytes(), &signature)? {
             return Err(BearerError::Signature);
         }
+        // As a certificate is that was issued then: good from a day before on.
+        if bearer.issued_s > now_s.saturating_add(EARLIER.as_secs()) {
+            return Err(BearerError::Ahead);
+        }
         if bearer.until_s <= now_s { Err(BearerError::Ended) } else { Ok(bearer) }
     }
 
@@ -117,6 +125,10 @@ mod tests {
         assert!(bearer.issued_s.abs_diff(now_s) < 60 && bearer.until_s == bearer.issued_s + 86_400);
         let later = Bearer::verify(&text, GRID, &pair.certificate, bearer.until_s);
         assert!(matches!(later, Err(BearerError::Ended)), "{later:?}");
+        let at = |now_s| Bearer::verify(&text, GRID, &pair.certificate, now_s);
+        assert!(at(bearer.issued_s - 86_400).is_ok(), "clocks differ");
+        let before = at(bearer.issued_s - 86_401);
+        assert!(matches!(before, Err(BearerError::Ahead)), "{before:?}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub const AUTHORITY_VALID: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 pub const LEAF_VALID: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 /// Certificates are good from so long ago.
-const EARLIER: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const EARLIER: Duration = Duration::from_secs(24 * 3600);
 
 /// Length of a [`Fingerprint`] and of a [`mac`].
 pub const DIGEST_BYTES: usize = 32;

@@ -62,12 +62,18 @@ impl Revoked {
         self.until.iter().map(|(role, until)| (role, *until))
     }
 
-    /// All certificates of `role` that were issued by now.
+    /// Whether there is anybody on it who comes by HTTP: releases before these take no such list.
+    pub fn names_operators(&self) -> bool {
+        self.until.keys().any(|role| matches!(role, Role::Operator(_) | Role::Reader(_)))
+    }
+
+    /// All that was issued to `role` by now.
     pub fn add(&mut self, role: Role, now_s: u64) {
         self.version += 1;
-        // Where the clock was set back, what was taken back stays so.
-        let until = self.until.entry(role).or_insert(now_s);
-        *until = now_s.max(*until);
+        // Where the clock was set back, what was taken back stays so; so is what was given after that
+        // ([`Authority::issue_s`]).
+        let next = self.until.get(&role).map_or(now_s, |until| now_s.max(until.saturating_add(1)));
+        self.until.insert(role, next);
     }
 
     /// Whether a certificate counts for nothing any more.
@@ -156,6 +162,11 @@ impl RevokedNow {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether what somebody was given counts for nothing any more: as [`Revoked::covers`].
+    pub fn covers_issued(&self, identity: &Identity, issued_s: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).covers(identity, issued_s)
+    }
+
     /// Goes by a newer list from here on; false where it is not newer.
     pub fn replace(&self, newer: &Revoked) -> bool {
         let mut now = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -242,6 +253,12 @@ mod tests {
         let (at, der) = issued(&authority, &role);
         assert_eq!(at, now_s + 61);
         assert!(!list.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }));
+        let mut again = list.clone();
+        again.add(role.clone(), now_s);
+        assert!(
+            again.covers_certificate(&der, &Identity { grid: GRID, role: role.clone() }),
+            "it is taken back at once"
+        );
         assert!(issued(&authority, &Role::Client("b".into())).0 < now_s + 60);
         // By a clock that is days behind none can be good.
         authority.heed([(role.clone(), now_s + 3 * 24 * 3600)]);

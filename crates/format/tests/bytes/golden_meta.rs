@@ -115,7 +115,7 @@ fn records_are_written_as_ever() {
     let host: HostRecord = stays(
         r#"{"home":"m:/d","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true}"#,
     );
-    assert!(host.knows_trash && !host.knows_reactors);
+    assert!(host.knows_trash && !host.knows_operators && !host.knows_reactors);
     let host: HostRecord = stays(
         r#"{"home":"m","reads_root":4,"answers":true,"runs_errands":true,"takes_spare":true,"reactors":["a:8"],"knows_reactors":true}"#,
     );
@@ -123,6 +123,10 @@ fn records_are_written_as_ever() {
     let host: HostRecord =
         stays(r#"{"home":"m","reads_root":5,"features":[1,2],"answers":true,"runs_errands":true,"takes_spare":true}"#);
     assert!(host.features == [1, 2]);
+    let host: HostRecord = stays(
+        r#"{"home":"m","reads_root":5,"answers":true,"runs_errands":true,"takes_spare":true,"knows_trash":true,"knows_operators":true}"#,
+    );
+    assert!(host.knows_operators);
     let _: ReservedRecord = stays(r#"{"changes":3}"#);
     let measured = r#"{"changes":3,"measured":{"a":{"iops":20000,"nodes":4,"at_s":1795242380,"zz":1}},"zz":1}"#;
     let floors: FloorsRecord = stays(measured);

@@ -7,8 +7,8 @@
 //! What could not be told is kept, [`WAITING_MAX`] at most, and tried again: nothing of it is told twice by one way.
 
 use super::{Alert, Became};
-use anyhow::{Context, Result};
-use holdfast_api::{AlertArrival, Concern, Finding, Severity};
+use anyhow::{Context, Result, ensure};
+use holdfast_api::{AlertArrival, AlertTrouble, Concern, Finding, Severity};
 use holdfast_base::Instant;
 use lettre::message::{Mailbox, header};
 use lettre::transport::smtp::authentication::Credentials;
@@ -59,6 +59,8 @@ struct Queue {
     dropped: u64,
     pause: Duration,
     due: Instant,
+    /// Why the last attempt failed.
+    trouble: Option<String>,
 }
 
 /// All ways that are set.
@@ -102,7 +104,14 @@ impl Targets {
 
 impl Ways {
     pub fn new(targets: &Targets, sender: Sender) -> Ways {
-        let queue = |way| Queue { way, waiting: VecDeque::new(), dropped: 0, pause: PAUSE_MIN, due: Instant::ZERO };
+        let queue = |way| Queue {
+            way,
+            waiting: VecDeque::new(),
+            dropped: 0,
+            pause: PAUSE_MIN,
+            due: Instant::ZERO,
+            trouble: None,
+        };
         Ways { sender, queues: targets.ways().into_iter().map(queue).collect() }
     }
 
@@ -118,7 +127,18 @@ impl Ways {
     /// Tells what waits, by each way that is due; what failed, and why.
     pub fn send(&mut self, now: Instant) -> Vec<String> {
         let sender = &self.sender;
-        self.queues.iter_mut().filter_map(|queue| queue.send(sender, now).err().map(|e| format!("{e:#}"))).collect()
+        let failed =
+            self.queues.iter_mut().filter_map(|queue| Some((queue.send(sender, now).err()?, queue.way.name())));
+        failed.map(|(error, way)| format!("an alert could not be sent by {way}: {error:#}")).collect()
+    }
+
+    /// Ways of which the last attempt failed.
+    pub fn troubles(&self) -> Vec<AlertTrouble> {
+        let trouble = |queue: &Queue| {
+            let (waiting, dropped) = (queue.waiting.len() as u64, queue.dropped);
+            Some(AlertTrouble { way: queue.way.name(), why: queue.trouble.clone()?, waiting, dropped })
+        };
+        self.queues.iter().filter_map(trouble).collect()
     }
 }
 
@@ -127,6 +147,7 @@ impl Queue {
         while !self.waiting.is_empty() && now >= self.due {
             let count = if matches!(self.way, Way::Mail { .. }) { self.waiting.len() } else { 1 };
             let sent = self.way.send(sender, &self.waiting.make_contiguous()[..count], self.dropped);
+            self.trouble = sent.as_ref().err().map(|error| format!("{error:#}"));
             if let Err(error) = sent {
                 self.due = now + self.pause;
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
@@ -156,14 +177,20 @@ impl Way {
     }
 
     fn send(&self, sender: &Sender, alerts: &[Alert], dropped: u64) -> Result<()> {
-        let sent = match self {
+        match self {
             Way::Webhook { url, agent } => alerts.iter().try_for_each(|alert| {
                 let body = body(sender, alert).to_string();
-                agent.post(url).header("Content-Type", "application/json").send(body).map(drop).map_err(Into::into)
+                let answer = agent.post(url).header("Content-Type", "application/json").send(body)?;
+                // One that says where else to go has taken nothing.
+                let status = answer.status();
+                ensure!(
+                    status.is_success(),
+                    "it answers {status}: set alerts.webhook to the address that takes alerts"
+                );
+                Ok(())
             }),
             Way::Mail { targets } => mail(targets, sender, alerts, dropped),
-        };
-        sent.with_context(|| format!("an alert could not be sent by {}", self.name()))
+        }
     }
 }
 
@@ -248,5 +275,40 @@ mod tests {
         let body = body(&ways.sender, &test_alert());
         assert_eq!((body["became"].as_str(), body["severity"].as_str()), (Some("test"), Some("warning")));
         assert!(body["text"].as_str().unwrap().starts_with("TEST: "), "{body}");
+    }
+
+    #[test]
+    fn what_can_not_be_sent_is_known_until_it_is() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let targets = Targets { webhook: Some(format!("http://{address}/secret")), ..Targets::default() };
+        let mut ways = Ways::new(&targets, Sender { grid: "g".to_string(), host: "a".to_string() });
+        assert!(ways.send(Instant::ZERO).is_empty() && ways.troubles().is_empty(), "nothing was tried");
+        ways.add(&[test_alert(), test_alert()]);
+        let failed = ways.send(Instant::ZERO);
+        assert!(
+            failed.len() == 1 && failed[0].starts_with("an alert could not be sent by webhook at 127"),
+            "{failed:?}"
+        );
+        let troubles = ways.troubles();
+        assert_eq!((troubles[0].way.as_str(), troubles[0].waiting), (format!("webhook at {address}").as_str(), 2));
+        assert!(!format!("{troubles:?}").contains("secret"), "{troubles:?}");
+        assert!(ways.send(Instant::ZERO).is_empty(), "it is not due");
+        assert_eq!(ways.troubles(), troubles, "and so is nothing new");
+        let listener = std::net::TcpListener::bind(address).unwrap();
+        let heard = std::thread::spawn(move || {
+            for status in ["302 Found\r\nLocation: /login", "200 OK", "204 No Content"] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                std::io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+            }
+        });
+        let failed = ways.send(Instant::ZERO + PAUSE_MAX);
+        assert!(failed.len() == 1 && failed[0].contains("302"), "who is sent elsewhere has told nobody: {failed:?}");
+        assert_eq!(ways.send(Instant::ZERO + 3 * PAUSE_MAX), Vec::<String>::new());
+        heard.join().unwrap();
+        assert!(ways.troubles().is_empty(), "all was sent");
     }
 }

@@ -11,7 +11,7 @@ use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{AlertArrival, Code, refuse};
 use holdfast_runtime::clock;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -36,6 +36,7 @@ fn run(plane: &ControlPlane) {
             ways.add(&alerts.look(clock::now(), &health.findings, plane.tells()));
         }
         let failed = ways.send(clock::now());
+        plane.alert_troubles.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&ways.troubles());
         // Each pause is longer, so that the log is not full of it.
         failed.iter().filter(|why| !told.contains(*why)).for_each(|why| logger::warn(format_args!("{why}")));
         if !failed.is_empty() {

@@ -35,7 +35,7 @@ use crate::logger;
 use crate::protocol::{self, LINE_BYTES_MAX, read};
 use anyhow::{Context, Error, Result};
 use holdfast_api::{
-    Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, SIZE_BYTES_MAX,
+    AlertTrouble, Code, DeviceInfo, HostStatus, KeySource, Kind, PackingInfo, Request, Response, Role, SIZE_BYTES_MAX,
     SIZE_BYTES_MIN, TrashInfo, Unreadable, VolumeInfo, VolumeState, refuse,
 };
 use holdfast_base::size::Size;
@@ -65,6 +65,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS_MAX: usize = 256;
+
+/// Where nothing can be accepted: files are short, maybe.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long the reactor may take to answer what it knows by heart.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -124,6 +127,8 @@ pub(super) struct ControlPlane {
     history: Mutex<TaskHistory>,
     forecast: Mutex<Forecast>,
     pub(super) published: Mutex<Published>,
+    /// Ways by which people can't be told what is not well.
+    pub(super) alert_troubles: Mutex<Vec<AlertTrouble>>,
     /// What could not be looked after, and why, so that it is told once.
     pub(super) unseen: Mutex<BTreeMap<String, String>>,
     /// Held while volumes are made, deleted, or taken in or out of service: one such operation at a time.
@@ -178,6 +183,7 @@ pub fn start(
     (meta, records, catalog, presence, keys): (Meta, Arc<Records>, Catalog, Presence, Arc<Keys>),
     revocations: Revocations,
     (reactors, assignment, inputs): (Arc<Reactors>, Assignment, Receiver<Input>),
+    api_connections: usize,
 ) -> Result<()> {
     let sockets = control_sockets::open(dir, settings.readers.as_deref())?;
     let heard = Arc::clone(&records);
@@ -205,6 +211,7 @@ pub fn start(
         settings,
         history: Mutex::default(),
         published: Mutex::default(),
+        alert_troubles: Mutex::default(),
         unseen: Mutex::default(),
         changes: Mutex::new(()),
         access: Mutex::new(()),
@@ -217,7 +224,7 @@ pub fn start(
     record_watch::start(Arc::clone(&plane))?;
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
-    http::start(&plane, sockets.api)?;
+    http::start(&plane, sockets.api, api_connections)?;
     alerts::start(&plane)?;
     for (listener, role) in sockets.control {
         let plane = Arc::clone(&plane);
@@ -227,10 +234,20 @@ pub fn start(
     Ok(())
 }
 
+/// The next one, as soon as one can be taken: where files are short that fails at once, and again.
+fn next<T>(mut accept: impl FnMut() -> std::io::Result<T>, mut pause: impl FnMut()) -> T {
+    loop {
+        match accept() {
+            Ok(connection) => return connection,
+            Err(_) => pause(),
+        }
+    }
+}
+
 fn accept(listener: &UnixListener, role: Role, plane: &Arc<ControlPlane>) {
     let open = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else { continue };
+    loop {
+        let (stream, _) = next(|| listener.accept(), || std::thread::sleep(ACCEPT_PAUSE));
         if open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
@@ -593,6 +610,7 @@ impl ControlPlane {
             packing: self.packing_info(live.packing),
             resident_bytes: own.resident_bytes,
             metadata_trouble,
+            alert_troubles: self.alert_troubles.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             days_to_full: self.days_to_full(&live.nodes, &volumes),
             longest_turn: live.longest_turn,
             crossings: self.reactors.crossings(),
@@ -1209,5 +1227,21 @@ impl ControlPlane {
             sessions: if elsewhere && self.catalog.is_offered(entry) { self.clients_through(entry) } else { 0 },
             live: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_not_be_let_in_takes_no_processor() {
+        let (mut came, mut paused) = (0, 0);
+        let accept = || {
+            came += 1;
+            if came < 4 { Err(std::io::Error::from_raw_os_error(24)) } else { Ok(came) }
+        };
+        assert_eq!(next(accept, || paused += 1), 4);
+        assert_eq!(paused, 3, "each time that files were short");
     }
 }

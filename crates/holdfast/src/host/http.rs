@@ -10,11 +10,11 @@ use crate::grid::certs::now_s;
 use crate::{findings, logger, overview};
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Capacity, Code, Error, GridStatus, Health, Request, Response, Role};
+use holdfast_base::GridId;
 use holdfast_http::metrics::Survey;
-use holdfast_http::{Ask, Config, Router, Shown, router, serve_tls, serve_unix};
+use holdfast_http::{Ask, Caller, Config, Limits, Router, Shown, router, serve_tls, serve_unix};
 use holdfast_runtime::bearer::Bearer;
 use holdfast_runtime::pki::{self, Identity, identity_of};
-use holdfast_runtime::revoked::Revoked;
 use holdfast_runtime::tls::TlsServer;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
@@ -43,7 +43,7 @@ impl Ask for Plane {
         Some(&*self.0)
     }
 
-    fn role_of(&self, shown: Shown<'_>) -> Result<Role, Error> {
+    fn caller_of(&self, shown: Shown<'_>) -> Result<Caller, Error> {
         let (identity, issued_s) = match shown {
             Shown::Certificate(der) => {
                 let nobody =
@@ -56,7 +56,11 @@ impl Ask for Plane {
                 (bearer.identity, bearer.issued_s)
             }
         };
-        role_of(&identity, issued_s, self.0.revocations.certificates.grid(), self.0.revocations.known().as_ref())
+        let revocations = &self.0.revocations;
+        // Each request asks, and each listener every second: the list is not copied for it.
+        let revoked = revocations.lists.first().map(|list| list.covers_issued(&identity, issued_s));
+        let role = role_of(&identity, revocations.certificates.grid(), revoked)?;
+        Ok(Caller::new(role, &identity.role.to_string()))
     }
 }
 
@@ -96,12 +100,8 @@ fn refused(why: &str) -> Error {
     Error::new(Code::NotPermitted, why)
 }
 
-fn role_of(
-    identity: &Identity,
-    issued_s: u64,
-    grid: holdfast_base::GridId,
-    revoked: Option<&Revoked>,
-) -> Result<Role, Error> {
+/// `revoked`: what it was given, where the grid has a list of that.
+fn role_of(identity: &Identity, grid: GridId, revoked: Option<bool>) -> Result<Role, Error> {
     let who = &identity.role;
     if identity.grid != grid {
         return Err(refused("that is of another grid"));
@@ -114,16 +114,16 @@ fn role_of(
         }
     };
     match revoked {
-        Some(list) if !list.covers(identity, issued_s) => Ok(role),
-        Some(_) => {
+        Some(false) => Ok(role),
+        Some(true) => {
             Err(refused(&format!("what {who} was given is revoked; `holdfast grid tls operator` makes another")))
         }
         None => Err(refused("this grid has no authority that somebody could be known by")),
     }
 }
 
-/// Serves the socket, and the port that the settings name, from a thread of its own.
-pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result<()> {
+/// Serves the socket, and the port that the settings name, from a thread of its own: so many connections of each.
+pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener, connections_max: usize) -> Result<()> {
     listener.set_nonblocking(true)?;
     let config = Config::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -132,6 +132,7 @@ pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result
         .thread_name("http-request")
         .build()
         .context("cannot begin the HTTP interface")?;
+    let limits = Limits { connections: connections_max, ..Limits::default() };
     let router = router(Arc::new(Plane(Arc::clone(plane))), config);
     let settings = &plane.settings;
     let remote = settings.api_tcp.zip(settings.api_tls_dir.clone());
@@ -144,20 +145,20 @@ pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener) -> Result
                 Err(error) => return logger::error(format_args!("the HTTP interface can't be served: {error}")),
             };
             match remote {
-                Some((address, Ok(tls))) => drop(tokio::spawn(serve_remote(address, tls, router.clone()))),
+                Some((address, Ok(tls))) => drop(tokio::spawn(serve_remote(address, tls, router.clone(), limits))),
                 Some((address, Err(error))) => {
                     logger::error(format_args!("HTTP is not served on {address}, as api.tcp asks for: {error:#}"));
                 }
                 None => {}
             }
-            serve_unix(listener, router).await;
+            serve_unix(listener, router, limits).await;
         });
     };
     std::thread::Builder::new().name("http".to_string()).spawn(serve)?;
     Ok(())
 }
 
-async fn serve_remote(address: SocketAddr, tls: TlsServer, router: Router) {
+async fn serve_remote(address: SocketAddr, tls: TlsServer, router: Router, limits: Limits) {
     let mut is_told = false;
     let listener = loop {
         match tokio::net::TcpListener::bind(address).await {
@@ -173,13 +174,13 @@ async fn serve_remote(address: SocketAddr, tls: TlsServer, router: Router) {
         tokio::time::sleep(LISTEN_PACE).await;
     };
     logger::info(format_args!("HTTP is served on {address}, with TLS"));
-    serve_tls(listener, move || tls.config(), router).await;
+    serve_tls(listener, move || tls.config(), router, limits).await;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_base::GridId;
+    use holdfast_runtime::revoked::{Revoked, RevokedNow};
 
     #[test]
     fn operators_and_readers_of_this_grid_are_let_in_while_nothing_is_revoked() {
@@ -187,7 +188,12 @@ mod tests {
         let of = |grid, role| Identity { grid, role };
         let (ann, bob) = (of(grid, pki::Role::Operator("ann".into())), of(grid, pki::Role::Reader("bob".into())));
         let mut list = Revoked::none(grid);
-        let judge = |who: &Identity, list: Option<&Revoked>| role_of(who, 100, grid, list);
+        let at = |who: &Identity, issued_s, list: Option<&Revoked>| {
+            let now = RevokedNow::new(grid);
+            let revoked = list.map(|list| (now.replace(list), now.covers_issued(who, issued_s)).1);
+            role_of(who, grid, revoked)
+        };
+        let judge = |who: &Identity, list: Option<&Revoked>| at(who, 100, list);
         assert_eq!((judge(&ann, Some(&list)), judge(&bob, Some(&list))), (Ok(Role::Admin), Ok(Role::Reader)));
         assert!(judge(&ann, None).is_err(), "without a list nothing is known to be good");
         for other in [
@@ -200,6 +206,6 @@ mod tests {
         }
         list.add(pki::Role::Operator("ann".into()), 100);
         assert!(judge(&ann, Some(&list)).unwrap_err().message.contains("revoked"));
-        assert_eq!(role_of(&ann, 101, grid, Some(&list)), Ok(Role::Admin), "what is issued later is good");
+        assert_eq!(at(&ann, 101, Some(&list)), Ok(Role::Admin), "what is issued later is good");
     }
 }

@@ -18,7 +18,7 @@ use holdfast_base::MetaVersion;
 use holdfast_cluster::View;
 use holdfast_format::meta::{HOST_PREFIX, HostRecord, Other, STEWARD_KEY, decode, encode, host_key};
 use holdfast_format::root::{ROOT_VERSION, Root};
-use holdfast_format::wire::PACKED_SINCE;
+use holdfast_format::wire::{OPERATORS_SINCE, PACKED_SINCE};
 use holdfast_runtime::meta::{LeaseId, MetaError, MetaStore, Swap};
 use holdfast_volume::FEATURES_SERVED;
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,6 +119,24 @@ pub fn check_nodes_pack(nodes: &[NodeInfo]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a list of what is revoked that names operators or readers where somebody who is there could not read it: a host or
+/// node of an older release goes by the list of before, and a node does not start with such a one.
+pub fn check_take_operators(hosts: &[String], nodes: &[NodeInfo]) -> Result<()> {
+    let nodes = nodes.iter().filter(|node| node.wire.is_some_and(|wire| wire < OPERATORS_SINCE));
+    let nodes = nodes.map(|node| format!("node {}", node.id));
+    let old: Vec<String> = hosts.iter().map(|host| format!("host {host}")).chain(nodes).collect();
+    if !old.is_empty() {
+        refuse!(
+            Code::Unsupported,
+            "nothing is revoked: a list that names operators or readers could not be read by {}, of an older release. Bring \
+             these to this host's (`holdfast machine list`), then revoke again. Until then nobody comes by HTTP where \
+             api.tcp is taken out of holdfast.toml and the host restarted",
+            old.join(", ")
+        );
+    }
+    Ok(())
+}
+
 /// Hosts that are there, and would not look after what is in the trash.
 pub fn without_trash(view: &View) -> Vec<String> {
     let knows = |record: &Option<HostRecord>| record.as_ref().is_some_and(|record| record.knows_trash);
@@ -210,6 +228,7 @@ impl Presence {
             takes_spare: true,
             takes_requests: true,
             knows_trash: true,
+            knows_operators: true,
             other: Other::new(),
         };
         let record = encode(&record);
@@ -268,6 +287,13 @@ impl Presence {
     /// Other hosts that are there, of releases that know hosts of one reactor only.
     pub fn hosts_of_one_reactor(&self) -> Result<Vec<String>> {
         let knows = |record: Option<HostRecord>| record.is_some_and(|record| record.knows_reactors);
+        let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
+        Ok(others.filter(|(_, record)| !knows(record.clone())).map(|(host, _)| host).collect())
+    }
+
+    /// Other hosts that are there, of releases that know neither operators nor readers.
+    pub fn hosts_without_operators(&self) -> Result<Vec<String>> {
+        let knows = |record: Option<HostRecord>| record.is_some_and(|record| record.knows_operators);
         let others = host_records(&self.meta)?.filter(|(host, _)| *host != self.host);
         Ok(others.filter(|(_, record)| !knows(record.clone())).map(|(host, _)| host).collect())
     }
@@ -340,14 +366,33 @@ mod tests {
     use holdfast_runtime::meta::LocalStore;
     use std::path::Path;
 
+    fn node(id: u32, wire: Option<u32>) -> NodeInfo {
+        let json = serde_json::json!({
+            "id": id, "address": "", "link": "up", "suspect": false, "cut": false, "silent_ms": 0, "wire": wire, "devices": [],
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn who_could_not_read_that_operators_are_revoked_is_named_before_they_are() {
+        let new = [node(1, Some(OPERATORS_SINCE)), node(2, None)];
+        check_take_operators(&[], &new).unwrap();
+        let nodes = [&new[..], &[node(3, Some(OPERATORS_SINCE - 1))]].concat();
+        let refusal = check_take_operators(&["b".to_string()], &nodes).unwrap_err().to_string();
+        assert!(refusal.contains("by host b, node 3, of an older") && refusal.contains("Bring these"), "{refusal}");
+        let meta: Meta = Arc::new(LocalStore::in_memory(Arc::new(clock::now)));
+        let dir = GridDir::choose(Some(Path::new("/x"))).unwrap();
+        let own = Presence::announce(meta.clone(), ("a", &[]), &dir).unwrap();
+        let other = GridDir::choose(Some(Path::new("/y"))).unwrap();
+        let _other = Presence::announce(meta.clone(), ("b", &[]), &other).unwrap();
+        assert!(own.hosts_without_operators().unwrap().is_empty());
+        let old = br#"{"home":"z","knows_trash":true}"#;
+        meta.swap("host/old", MetaVersion::ABSENT, Some(old), None).unwrap();
+        assert_eq!(own.hosts_without_operators().unwrap(), ["old"]);
+    }
+
     #[test]
     fn nodes_of_an_older_release_are_named_before_blocks_are_packed() {
-        let node = |id: u32, wire: Option<u32>| -> NodeInfo {
-            let json = serde_json::json!({
-                "id": id, "address": "", "link": "up", "suspect": false, "cut": false, "silent_ms": 0, "wire": wire, "devices": [],
-            });
-            serde_json::from_value(json).unwrap()
-        };
         let new = [node(1, Some(PACKED_SINCE)), node(2, None)];
         check_nodes_pack(&new).unwrap();
         let refusal = check_nodes_pack(&[&new[..], &[node(3, Some(PACKED_SINCE - 1)), node(4, Some(5))]].concat());

@@ -10,6 +10,7 @@
 use super::Shell;
 use super::commands::Command;
 use super::control::ControlPlane;
+use super::presence::check_take_operators;
 use crate::grid::certs::Certificates;
 use crate::grid::revoked;
 use crate::logger;
@@ -100,10 +101,13 @@ impl ControlPlane {
 
     /// A newer list. To be called alone.
     pub(super) fn revoke(&self, text: &str) -> Result<()> {
-        if self.revocations.lists.is_empty() {
+        let Some(known) = self.revocations.known() else {
             refuse!(Code::State, "the grid has no TLS, and so no certificates to revoke");
-        }
+        };
         let list = self.revocations.verify(text.as_bytes()).context("this list can't be used")?;
+        if list.names_operators() && !known.names_operators() {
+            check_take_operators(&self.presence.hosts_without_operators()?, &self.live()?.nodes)?;
+        }
         self.catalog.set_revoked(|found| {
             // One that can't be read is none.
             let found = found.and_then(|found| self.revocations.verify(found).ok());

@@ -288,7 +288,8 @@ pub fn run(dir: &GridDir) -> Result<()> {
     }
     shell.settle(now, reactor.io());
     let told = (meta, records, catalog, presence.clone(), keys);
-    control::start(dir, (&config, settings), told, revocations, (Arc::clone(&reactors), assignment, inputs))?;
+    let ways = (Arc::clone(&reactors), assignment, inputs);
+    control::start(dir, (&config, settings), told, revocations, ways, places.http)?;
     logger::info(format_args!("host {} of grid {grid} serves {}", config.host.name, dir.nbd_socket().display()));
     tell_ready();
     drive(&mut reactor, &mut shell, others.threads)?;
@@ -372,7 +373,6 @@ fn count_of(settings: &HostSettings, presence: &presence::Presence) -> Result<us
     Ok(1)
 }
 
-/// How many may come to so many reactors.
 /// Of the machine's CPU, what packing on each reactor may take.
 fn packing_share(settings: &HostSettings, reactors: usize) -> PackingShare {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -381,6 +381,7 @@ fn packing_share(settings: &HostSettings, reactors: usize) -> PackingShare {
     PackingShare { busy_per_mille: part(settings.packing_percent), idle_per_mille: part(settings.packing_idle_percent) }
 }
 
+/// How many may come to so many reactors.
 fn places(reactors: usize) -> HostPlaces {
     let open_files = raise_open_files();
     let places = HostPlaces::of(open_files, reactors);

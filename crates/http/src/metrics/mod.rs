@@ -27,14 +27,14 @@ mod tests;
 pub use families::reference;
 pub use survey::{Certificate, Survey};
 
-use crate::door::Peer;
+use crate::door::Caller;
 use crate::problem::Problem;
 use crate::serve::Ask;
-use axum::Router;
-use axum::extract::{ConnectInfo, RawQuery};
+use axum::extract::RawQuery;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::get;
+use axum::{Extension, Router};
 use choice::{choose, detailed};
 use holdfast_api::{Code, Error, HostStatus, Request, Response, Role};
 use page::{Facts, Format, Part};
@@ -55,27 +55,28 @@ pub(crate) const VOLUMES_MAX: usize = 200;
 /// Volumes among these with series by stage.
 const DETAILED_MAX: usize = 20;
 
+/// Pages that are written at a time: it is work for a processor that guests' requests need more.
+const WRITTEN_MAX: usize = 2;
+
 /// Makes pages.
 struct Pages {
     ask: Arc<dyn Ask>,
     /// One for each part, by its number.
     turns: Vec<Arc<Semaphore>>,
+    /// Of pages that are written.
+    written: Arc<Semaphore>,
     sums: Mutex<Sums>,
 }
 
 /// The route, for a router of any state.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>(ask: Arc<dyn Ask>) -> Router<S> {
     let turns = Part::ALL.iter().map(|_| Arc::new(Semaphore::new(1))).collect();
-    let pages = Arc::new(Pages { ask, turns, sums: Mutex::default() });
-    let answer = move |ConnectInfo(peer): ConnectInfo<Peer>, RawQuery(query): RawQuery, headers: HeaderMap| {
+    let pages = Arc::new(Pages { ask, turns, written: Arc::new(Semaphore::new(WRITTEN_MAX)), sums: Mutex::default() });
+    let answer = move |Extension(caller): Extension<Caller>, RawQuery(query): RawQuery, headers: HeaderMap| {
         let pages = Arc::clone(&pages);
         async move {
-            let role = match peer.role(&*pages.ask, &headers) {
-                Ok(role) => role,
-                Err(refusal) => return refusal.into_response(),
-            };
             match volumes_asked(&query.unwrap_or_default()) {
-                Ok(asked) => pages.answer(role, asked, format_of(&headers)).await,
+                Ok(asked) => pages.answer(caller.role, asked, format_of(&headers)).await,
                 Err(error) => Problem::from(error).into_response(),
             }
         }
@@ -107,7 +108,9 @@ fn format_of(headers: &HeaderMap) -> Format {
 impl Pages {
     async fn answer(&self, role: Role, asked: Vec<String>, format: Format) -> HttpResponse {
         let facts = self.facts(role, asked).await;
-        let text = tokio::task::spawn_blocking(move || page::text(facts, format)).await.unwrap_or_default();
+        let turn = Arc::clone(&self.written).acquire_owned().await;
+        let write = move || (page::text(facts, format), drop(turn)).0;
+        let text = tokio::task::spawn_blocking(write).await.unwrap_or_default();
         let mut response = text.into_response();
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
         response

@@ -542,6 +542,7 @@ impl Grid {
             takes_spare,
             takes_requests,
             knows_trash,
+            knows_operators: true,
             reactors: Vec::new(),
             knows_reactors: true,
             other,
