@@ -76,7 +76,7 @@ pub async fn serve_unix(listener: UnixListener, router: Router, limits: Limits) 
         let (stream, _) = next(|| listener.accept()).await;
         let (router, caller) = (router.clone(), Caller::of_unix(&stream));
         let seat = seats.take(Holder::Known(Arc::clone(&caller.who))).await;
-        tokio::spawn(async move { converse(stream, (&Peer::Local(caller), &seat), router, limits).await });
+        tokio::spawn(async move { converse(stream, &Peer::Local(caller), &seat, router, limits).await });
     }
 }
 
@@ -99,7 +99,7 @@ pub async fn serve_tls(
             if let Some(Ok(Ok(stream))) = unless_left(&seat, greets).await {
                 let shown = stream.get_ref().1.peer_certificates();
                 let peer = Peer::of_tls(shown.and_then(|chain| chain.first()).map(|leaf| leaf.as_ref()), &seat);
-                converse(stream, (&peer, &seat), router, limits).await;
+                converse(stream, &peer, &seat, router, limits).await;
             }
         });
     }
@@ -115,7 +115,7 @@ pub async fn serve_local(listener: TcpListener, router: Router) {
         let router = router.clone();
         tokio::spawn(async move {
             let _ = stream.set_nodelay(true);
-            converse(stream, (&Peer::of_tls(None, &seat), &seat), router, limits).await;
+            converse(stream, &Peer::of_tls(None, &seat), &seat, router, limits).await;
         });
     }
 }
@@ -129,7 +129,7 @@ async fn unless_left<T>(seat: &Seat, work: impl Future<Output = T>) -> Option<T>
 }
 
 /// Until either end has enough.
-async fn converse<S>(stream: S, (peer, seat): (&Peer, &Seat), router: Router, limits: Limits)
+async fn converse<S>(stream: S, peer: &Peer, seat: &Seat, router: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

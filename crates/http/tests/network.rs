@@ -196,7 +196,8 @@ fn a_reader_makes_no_change_of_the_table() {
 }
 
 /// Where an empty object is none.
-const BODIES: [(&str, &str); 14] = [
+const BODIES: [(&str, &str); 15] = [
+    ("/v1/requests", r#"{"op":"volume-delete","name":"v","force":false}"#),
     ("/v1/volumes", r#"{"name":"v","size_bytes":1073741824,"layout":"mirror:2"}"#),
     ("/v1/volumes/{volume}/resize", r#"{"size_bytes":1073741824}"#),
     ("/v1/volumes/{volume}/rename", r#"{"name":"w"}"#),
