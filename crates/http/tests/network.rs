@@ -180,7 +180,7 @@ fn a_reader_makes_no_change_of_the_table() {
     let served = Served::new(Limits::default());
     let mut changes = 0;
     for endpoint in holdfast_http::table::all().iter().filter(|of| of.method != "GET") {
-        let path = endpoint.path.replace('{', "").replace('}', "").replace("/nodes/node", "/nodes/1");
+        let path = endpoint.path.replace(['{', '}'], "").replace("/nodes/node", "/nodes/1");
         let path = path.replace("/filters/filter", "/filters/1");
         let (method, body) = (&endpoint.method, BODIES.iter().find(|(path, _)| *path == endpoint.path));
         let body = body.map_or("{}", |(_, body)| body);
