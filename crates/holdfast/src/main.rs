@@ -24,6 +24,7 @@ mod overview;
 mod protocol;
 mod remote;
 mod resources;
+mod support;
 
 use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -56,7 +57,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
         or with HOLDFAST_AT, HOLDFAST_TOKEN_FILE and HOLDFAST_CA_FILE"
 )]
 struct Cli {
-    /// The grid's directory [default: $HOLDFAST_DIR, else ~/.holdfast/grid]
+    /// The grid's directory [default: $HOLDFAST_DIR, else ~/.holdfast/grid, or the package's /var/lib/holdfast]
     #[arg(long, global = true, value_name = "DIR")]
     dir: Option<PathBuf>,
 
@@ -161,21 +162,16 @@ enum Command {
     Drill(drill::DrillArgs),
     /// The loads of published reports on this grid, beside what they say
     Bench(bench::BenchArgs),
+    /// Write what a report of a fault needs to one file, without secrets
+    Support(cli::support::SupportArgs),
     /// Settings of this machine: what they mean, whether they are right, what is set
     Config(cli::config::ConfigArgs),
     /// Run the host of a grid in the foreground: its controllers, NBD server and control socket
     #[command(after_help = "Example:\n  holdfast host --dir /data/grid\n\n`holdfast grid up` starts one by itself.")]
     Host(HostArgs),
-    /// Print the command line as the page docs/reference/cli.md
+    /// Print the command line as the page docs/reference/cli.md, or in other forms
     #[command(hide = true)]
-    Reference {
-        /// The HTTP interface, as docs/reference/openapi.json
-        #[arg(long)]
-        http: bool,
-        /// The page of metrics, as docs/reference/metrics.md
-        #[arg(long, conflicts_with = "http")]
-        metrics: bool,
-    },
+    Reference(cli::reference::ReferenceArgs),
 }
 
 #[derive(Args, Debug)]
@@ -233,10 +229,9 @@ fn run(cli: Cli) -> Result<()> {
         Command::Meta(args) => cli::meta::run(args, &grid?, cli.json),
         Command::Task(args) => cli::task::run(args, &grid?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
+        Command::Support(args) => cli::support::run(args, &GridDir::choose(dir)?, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
-        Command::Reference { http: true, .. } => cli::format::print(holdfast_http::described().trim_end()),
-        Command::Reference { metrics: true, .. } => cli::format::print(holdfast_http::metrics::reference().trim_end()),
-        Command::Reference { .. } => cli::format::print(cli::reference::markdown(Cli::command()).trim_end()),
+        Command::Reference(args) => cli::reference::run(args, Cli::command()),
         Command::Host(args) => {
             let dir = grid?;
             daemon::begin(args.daemon)?;

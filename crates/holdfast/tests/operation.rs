@@ -639,3 +639,101 @@ fn what_can_not_be_is_told_apart_from_what_fails() {
     assert!(answer.contains("\"invalid\""), "{answer}");
     assert_eq!(by_http(&grid, "GET", "/v1/volumes/v1", &[]).0, 200);
 }
+
+/// All parts of a bundle, one after the other.
+fn parts_of(file: &str) -> String {
+    let output = Command::new("tar").args(["--extract", "--gzip", "--to-stdout", "--file", file]).output().unwrap();
+    assert!(output.status.success(), "{file}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Puts secrets of every kind where they are in real grids; returns each, with what it is.
+fn keep_secrets(grid: &Grid) -> Vec<(&'static str, String)> {
+    let mut secrets = vec![
+        ("webhook", "hook-T024-xyzzy".to_string()),
+        ("webhook of before", "hook-B777-plugh".to_string()),
+        ("password of mail", "correct horse 77".to_string()),
+        ("key of a volume", "5a0f".repeat(16)),
+        ("argument of a key command", "vault-s.Zq81".to_string()),
+        ("password of a proxy", "pr0xy-pw-31".to_string()),
+    ];
+    let given = secrets.clone();
+    let of = |what: &str| given.iter().find(|(of, _)| *of == what).unwrap().1.clone();
+    let secret_file = |name: &str, content: &str| {
+        let path = grid.path(name);
+        fs::write(&path, content).unwrap();
+        assert!(run("chmod", &["600", path.to_str().unwrap()]));
+        path.display().to_string()
+    };
+    let password = secret_file("mail", &format!("{}\n", of("password of mail")));
+    let key = secret_file("vault", &of("key of a volume"));
+    grid.ok(&format!("volume create vault --size 16MiB --layout mirror:2 --encrypt --key-file {key}"));
+    let command = format!("echo {} >/dev/null; cat {key}", of("argument of a key command"));
+    let told = ["volume", "create", "safe", "--size", "16MiB", "--layout", "mirror:2", "--encrypt", "--key-command"];
+    let output = holdfast().arg("--dir").arg(grid.dir.path()).args(told).arg(command).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let token = grid.ok("grid token");
+    secrets.push(("join token", token.split_whitespace().find(|word| word.starts_with("hfjoin")).unwrap().to_string()));
+    secrets.push(("token of a reader", grid.ok("grid tls operator ann --reader --token").trim().to_string()));
+    for entry in fs::read_dir(grid.path("tls")).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "key") {
+            let lines = fs::read_to_string(&entry).unwrap();
+            secrets.push(("private key", lines.lines().nth(1).unwrap().to_string()));
+        }
+    }
+    assert!(secrets.iter().filter(|(what, _)| *what == "private key").count() >= 2, "of host and authority");
+    let file = format!(
+        "# alerts.webhook = \"https://127.0.0.1:9/{}\"\n[alerts]\nwebhook = \"https://127.0.0.1:9/{}\"\n\
+         smtp = \"smtps://ann@127.0.0.1:9\"\nsmtp_password_file = \"{password}\"\nmail_from = \"a@example.org\"\n\
+         mail_to = \"b@example.org\"\n",
+        of("webhook of before"),
+        of("webhook")
+    );
+    fs::write(grid.path("holdfast.toml"), file).unwrap();
+    // As if a careless log had it all.
+    let mut log = fs::OpenOptions::new().append(true).open(grid.path("logs/node1.log")).unwrap();
+    for (what, secret) in secrets.iter().filter(|(what, _)| !what.contains("proxy")) {
+        writeln!(log, "INFO {what}: {secret}, https://127.0.0.1:9/{secret}?x={secret}").unwrap();
+    }
+    writeln!(log, "INFO a proxy at http://ann:{}@10.0.0.1", of("password of a proxy")).unwrap();
+    secrets
+}
+
+#[test]
+fn a_bundle_for_support_tells_all_but_secrets() {
+    let grid = Grid::new(51);
+    grid.up("--nodes 2 --devices 1 --tls on");
+    let secrets = keep_secrets(&grid);
+    grid.ok("grid down --host");
+    grid.ok("grid up");
+    until("volumes are open", || grid.ok("volume list").matches("open").count() == 2);
+    let bundle = |name: &str, parts: &[&str]| {
+        let file = grid.path(name).display().to_string();
+        let told = grid.json(&format!("support --output {file}"));
+        let all = parts_of(&file);
+        for (what, secret) in &secrets {
+            assert!(!all.contains(secret), "{name}: {what} is in it");
+        }
+        for part in parts {
+            assert!(all.contains(part), "{name} does not have {part}; missing: {}", told["missing"]);
+        }
+        told["missing"].to_string()
+    };
+    let always =
+        ["holdfast 0.", "Names of volumes, machines and clients stay", "node1-0.img", "MemTotal", "INFO webhook: "];
+    let told = ["holdfast_build_info", "\"vault\"", "alerts.webhook = [secret]", "smtps://ann@127.0.0.1:9", "VmRSS"];
+    let missing = bundle("up.tar.gz", &[&always[..], &told].concat());
+    assert!(!missing.contains("volumes.json") && !missing.contains("metrics.txt"), "{missing}");
+    let again = grid.fails(&format!("support --output {}", grid.path("up.tar.gz").display()));
+    assert!(again.contains("name another file"), "{again}");
+
+    // Of a host that is down, files tell; of settings that are wrong, no more than that.
+    grid.ok("grid down --force");
+    let missing = bundle("down.tar.gz", &[&always[..], &["alerts.webhook = [secret]", "grid up"]].concat());
+    assert!(missing.contains("volumes.json") && missing.contains("is not running"), "{missing}");
+    let settings = fs::read_to_string(grid.path("holdfast.toml")).unwrap();
+    fs::write(grid.path("holdfast.toml"), format!("{settings}webhook = https://127.0.0.1:9/x\n")).unwrap();
+    let missing = bundle("wrong.tar.gz", &always);
+    assert!(missing.contains("settings.txt") && missing.contains("line 8"), "{missing}");
+}

@@ -9,6 +9,7 @@ mod bench;
 mod dashboard;
 mod demo;
 mod figures;
+mod package;
 mod picture;
 mod schemathesis;
 mod suite;
@@ -19,7 +20,7 @@ use anyhow::{Result, bail};
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo run -p xtask -- build|test|tidy|docs|demo|sim|torture|atlas|guest|dashboard|schemathesis|\
-    ansible|bench|clean [ARGUMENTS]";
+                     ansible|package|bench|clean [ARGUMENTS]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -49,6 +50,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<()> {
         "schemathesis" => schemathesis::run(rest),
         "dashboard" => dashboard::run(rest),
         "ansible" => ansible::run(),
+        "package" => package::run(rest),
         "bench" => bench::run(rest),
         "clean" => tools::cargo(&["clean"], rest),
         _ => bail!("no such command\n{USAGE}"),

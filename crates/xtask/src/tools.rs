@@ -32,6 +32,27 @@ pub fn cargo(arguments: &[&str], more: &[String]) -> Result<()> {
     run(&mut command)
 }
 
+/// Git, asked of these sources.
+pub fn git() -> Command {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(root());
+    command
+}
+
+/// A program of cargo's registry, of this version and no other, in a directory of its own; built the first time.
+pub fn cargo_tool(name: &str, version: &str) -> Result<PathBuf> {
+    let dir = target_dir().join("tools").join(format!("{name}-{version}"));
+    let program = dir.join("bin").join(name);
+    if !program.exists() {
+        let mut command = cargo_command();
+        command.args(["install", "--locked", "--quiet", "--version", version, name, "--root"]).arg(&dir);
+        // Outside of this workspace: what is set for it is not for others.
+        run(command.current_dir("/").env("CARGO_TARGET_DIR", dir.join("build")))?;
+        let _ = std::fs::remove_dir_all(dir.join("build"));
+    }
+    Ok(program)
+}
+
 /// Runs a command to its end, its output passing through.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;

@@ -22,6 +22,7 @@ pub mod sharing;
 pub mod snapshot;
 pub mod space;
 pub mod status;
+pub mod support;
 pub mod task;
 pub mod tier;
 pub mod tls;

@@ -3,7 +3,7 @@
 use super::format::{print, print_json};
 use crate::grid::layout::GridDir;
 use crate::grid::roles;
-use crate::grid::units::{OUTPUT_DEFAULT, Units};
+use crate::grid::units::{NAME_DEFAULT, OUTPUT_DEFAULT, Units};
 use anyhow::{Context, Result};
 use clap::Args;
 use holdfast_api::{Code, refuse};
@@ -18,13 +18,14 @@ use std::path::PathBuf;
     holdfast grid units --output /tmp/units      only to look at them\n  \
     holdfast grid units --name lab --dir /data/lab      another grid on the same machine\n\n\
     From then on `holdfast grid up`, `grid down`, `node start`, `node stop` and all else that starts or stops a process do it \
-    through systemctl. To go back: systemctl disable --now holdfast.target, and delete the three files.")]
+    through systemctl. To go back: systemctl disable --now holdfast.target, and delete the files.\n\
+    For the grid in /var/lib/holdfast the package has units; then the files say what nodes and devices the grid has.")]
 pub struct UnitsArgs {
     /// Where the files go
     #[arg(long, value_name = "DIR", default_value = OUTPUT_DEFAULT)]
     output: PathBuf,
     /// What their names begin with
-    #[arg(long, default_value = "holdfast")]
+    #[arg(long, default_value = NAME_DEFAULT)]
     name: String,
 }
 
@@ -36,7 +37,7 @@ pub fn run(args: UnitsArgs, dir: &GridDir, json: bool) -> Result<()> {
     let output =
         std::path::absolute(&output).with_context(|| format!("cannot use {} as --output", output.display()))?;
     let config = dir.load()?;
-    let units = Units { directory: output, name };
+    let units = Units::choose(dir, output, name);
     if let Some(others) = Units::of(dir).filter(|others| *others != units && units.is_searched()) {
         let (target, at) = (others.target(), others.directory.display());
         refuse!(

@@ -423,6 +423,16 @@ impl Key {
     pub fn leaf(&self) -> &'static str {
         self.name.split_once('.').map_or(self.name, |(_, leaf)| leaf)
     }
+
+    /// Who knows the value may do what only some are to.
+    pub fn is_secret(&self) -> bool {
+        self.name == "alerts.webhook"
+    }
+
+    /// The value is the path of a file that is a secret.
+    pub fn names_a_secret(&self) -> bool {
+        self.name == "alerts.smtp_password_file"
+    }
 }
 
 impl Kind {

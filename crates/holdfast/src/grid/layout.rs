@@ -19,6 +19,7 @@
 //! DIR/logs/, DIR/run/   one log and one pid file a process
 //! ```
 
+use super::units::{PACKAGED_DIR, PACKAGED_PROGRAM};
 use crate::config::HostSettings;
 use crate::remote::Remote;
 use anyhow::{Context, Result};
@@ -146,13 +147,14 @@ pub struct GridDir {
 }
 
 impl GridDir {
-    /// `--dir`, else `$HOLDFAST_DIR`, else `~/.holdfast/grid`.
+    /// `--dir`, else `$HOLDFAST_DIR`, else `~/.holdfast/grid`; for the package's program that of its units, if there is a grid
+    /// in it, and none in the former.
     pub fn choose(dir: Option<&Path>) -> Result<GridDir> {
         let root = match (dir, std::env::var_os("HOLDFAST_DIR")) {
             (Some(dir), _) => dir.to_path_buf(),
             (None, Some(dir)) if !dir.is_empty() => PathBuf::from(dir),
             _ => match std::env::var_os("HOME").filter(|home| !home.is_empty()) {
-                Some(home) => PathBuf::from(home).join(".holdfast/grid"),
+                Some(home) => of_package_or(PathBuf::from(home).join(".holdfast/grid")),
                 None => refuse!(
                     Code::Invalid,
                     "cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"
@@ -348,6 +350,14 @@ impl GridDir {
         text.push('\n');
         write_durably(&self.config_path(), text.as_bytes())
     }
+}
+
+/// The package's directory where its program is asked, and a grid is there alone.
+fn of_package_or(home: PathBuf) -> PathBuf {
+    let has_grid = |root: &Path| root.join("grid.json").exists();
+    let is_packaged = || std::env::current_exe().is_ok_and(|program| program == Path::new(PACKAGED_PROGRAM));
+    let packaged = Path::new(PACKAGED_DIR);
+    if has_grid(packaged) && !has_grid(&home) && is_packaged() { packaged.to_path_buf() } else { home }
 }
 
 impl GridConfig {

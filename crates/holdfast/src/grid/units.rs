@@ -7,7 +7,8 @@
 //! NAME-host.service       stops before the nodes: it empties its log into them
 //! DIR/units.json          that systemd runs this grid: then nothing here starts or stops a process by itself
 //! ```
-//! The unit files name nodes and devices, so they are written anew when these change.
+//! The unit files name nodes and devices, so they are written anew when these change. For the grid in [`PACKAGED_DIR`] the
+//! package has them without what it can't know; that stands in `UNIT.d/grid.conf` beside them.
 
 use super::layout::{GridConfig, GridDir, write_durably};
 use super::processes::Role;
@@ -21,17 +22,23 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// In the grid's directory: which units run it.
+const MARKER: &str = "units.json";
+
 /// Where administrators put units.
 pub const OUTPUT_DEFAULT: &str = "/etc/systemd/system";
 
+/// Where the package has its units, the directory of the grid that they are for, and the program that they run.
+const PACKAGED_UNITS: &str = "/usr/lib/systemd/system";
+pub const PACKAGED_DIR: &str = "/var/lib/holdfast";
+pub const PACKAGED_PROGRAM: &str = "/usr/bin/holdfast";
+
+/// What names of units begin with, unless somebody says otherwise.
+pub const NAME_DEFAULT: &str = "holdfast";
+
 /// Where systemd looks for units, unless `SYSTEMD_UNIT_PATH` says otherwise.
-const SEARCH_PATH: &[&str] = &[
-    OUTPUT_DEFAULT,
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-];
+const SEARCH_PATH: &[&str] =
+    &[OUTPUT_DEFAULT, "/run/systemd/system", "/usr/local/lib/systemd/system", PACKAGED_UNITS, "/lib/systemd/system"];
 
 /// Time to start in: a node opens its devices, the host reads the metadata. What comes later needs no bound.
 const START_S: u64 = 60;
@@ -44,6 +51,9 @@ const STOP_MARGIN_S: u64 = 10;
 pub struct Units {
     pub directory: PathBuf,
     pub name: String,
+    /// The package's units run the grid, and these files tell them what they can't know.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packaged: bool,
 }
 
 /// One file, not yet written.
@@ -54,8 +64,16 @@ pub struct UnitFile {
 }
 
 impl Units {
+    /// Of these names, beside the package's where that has units for the grid.
+    pub fn choose(dir: &GridDir, directory: PathBuf, name: String) -> Units {
+        let mut units = Units { directory, name, packaged: true };
+        let is_for_it = dir.root() == Path::new(PACKAGED_DIR) && units.name == NAME_DEFAULT;
+        units.packaged = is_for_it && units.directory == Path::new(OUTPUT_DEFAULT) && units.target_path().exists();
+        units
+    }
+
     fn marker(dir: &GridDir) -> PathBuf {
-        dir.root().join("units.json")
+        dir.root().join(MARKER)
     }
 
     /// The units that run the grid, if systemd does: as long as their files are there.
@@ -66,7 +84,12 @@ impl Units {
     }
 
     fn target_path(&self) -> PathBuf {
-        self.directory.join(self.target())
+        let directory = if self.packaged { Path::new(PACKAGED_UNITS) } else { &self.directory };
+        directory.join(self.target())
+    }
+
+    fn drives_service(&self) -> String {
+        format!("{}-drives.service", self.name)
     }
 
     fn drives_timer(&self) -> String {
@@ -97,17 +120,57 @@ impl Units {
     pub fn files(&self, dir: &GridDir, config: &GridConfig) -> Result<Vec<UnitFile>> {
         let place = Place::of(dir, config)?;
         let nodes: Vec<String> = config.nodes.iter().map(|node| self.unit(Role::Node(node.id))).collect();
-        let file = |name: String, text: String| UnitFile { path: self.directory.join(name), text };
-        let mut files = vec![
-            file(format!("{}-node@.service", self.name), self.node_text(&place)),
-            file(self.unit(Role::Host), self.host_text(&place, &nodes)),
-            file(self.target(), self.target_text(&place, &nodes)),
-        ];
-        if !place.block_devices.is_empty() {
-            files.push(file(format!("{}-drives.service", self.name), drives_text(&place)));
-            files.push(file(self.drives_timer(), self.drives_timer_text(&place)));
-        }
+        let mut files = if self.packaged { self.own_parts(&place, &nodes) } else { self.whole(&place, &nodes) };
+        files.iter_mut().for_each(|file| file.path = self.directory.join(&file.path));
         Ok(files)
+    }
+
+    fn whole(&self, place: &Place, nodes: &[String]) -> Vec<UnitFile> {
+        let mut files = vec![
+            UnitFile::new(self.node_template(), self.node_text(place)),
+            UnitFile::new(self.unit(Role::Host), self.host_text(place, nodes)),
+            UnitFile::new(self.target(), self.target_text(place, nodes)),
+        ];
+        if place.has_drives() {
+            files.push(UnitFile::new(self.drives_service(), drives_text(place)));
+            files.push(UnitFile::new(self.drives_timer(), self.drives_timer_text(place)));
+        }
+        files
+    }
+
+    /// What the package's units can't know of a grid.
+    fn own_parts(&self, place: &Place, nodes: &[String]) -> Vec<UnitFile> {
+        let part = |unit: String, text: String| {
+            UnitFile::new(format!("{unit}.d/grid.conf"), format!("{}{text}", place.header))
+        };
+        let writable = place.outside.iter().map(|dir| format!("ReadWritePaths={dir}\n")).collect::<String>();
+        let node = format!("[Service]\n{}{writable}{}", place.user, place.devices());
+        let host = format!("[Unit]\nAfter={}\n\n[Service]\n{}{}", nodes.join(" "), place.user, place.readers);
+        let mut files = vec![
+            part(self.node_template(), node),
+            part(self.unit(Role::Host), host),
+            part(self.target(), format!("[Unit]\n{}", self.wants(place, nodes))),
+        ];
+        if place.has_drives() {
+            files.push(part(self.drives_service(), format!("[Service]\n{}", device_access(place))));
+        }
+        files
+    }
+
+    /// What the package has: each unit's name and text, for the grid in [`PACKAGED_DIR`] with the program of the package.
+    pub fn of_package() -> Vec<UnitFile> {
+        let units = Units { directory: PathBuf::new(), name: NAME_DEFAULT.to_string(), packaged: true };
+        units.whole(&Place::of_package(), &[])
+    }
+
+    fn node_template(&self) -> String {
+        format!("{}-node@.service", self.name)
+    }
+
+    fn wants(&self, place: &Place, nodes: &[String]) -> String {
+        let timer = place.has_drives().then(|| self.drives_timer());
+        let all: Vec<&str> = nodes.iter().map(String::as_str).chain(timer.as_deref()).collect();
+        format!("Wants={} {}\n", self.unit(Role::Host), all.join(" "))
     }
 
     /// Writes all files; from then on systemd runs the grid, if it finds them.
@@ -125,10 +188,11 @@ impl Units {
                 );
             }
         }
-        fs::create_dir_all(&self.directory).with_context(|| {
-            format!("cannot make {}; run as root, or choose another --output", self.directory.display())
-        })?;
         for file in &files {
+            let directory = file.path.parent().unwrap_or(&self.directory);
+            fs::create_dir_all(directory).with_context(|| {
+                format!("cannot make {}; run as root, or choose another --output", directory.display())
+            })?;
             write_durably(&file.path, file.text.as_bytes())?;
         }
         if self.is_searched() {
@@ -170,13 +234,9 @@ impl Units {
 
     fn node_text(&self, place: &Place) -> String {
         let stop = NODE_DOWN_MAX.as_secs() + STOP_MARGIN_S;
-        let devices = match place.block_devices.is_empty() {
-            true => "PrivateDevices=yes\n".to_string(),
-            false => device_access(place),
-        };
         format!(
             "{}[Unit]\nDescription=Holdfast storage node %i of the grid in {}\n{}\n[Service]\n\
-             ExecStart={} node --id %i --dir {}\n{}{}{devices}",
+             ExecStart={} node --id %i --dir {}\n{}{}{}",
             place.header,
             place.dir,
             self.unit_section(place, ""),
@@ -184,6 +244,7 @@ impl Units {
             place.dir,
             service_section(stop),
             hardening(place, &place.outside),
+            place.devices(),
         )
     }
 
@@ -207,48 +268,54 @@ impl Units {
 
     fn unit_section(&self, place: &Place, after: &str) -> String {
         format!(
-            "PartOf={}\n\
+            "PartOf={}\n{}\
              Wants=network-online.target\nAfter=network-online.target{after}\nRequiresMountsFor={}\n\
              # For ever: a grid that gives up helps nobody.\nStartLimitIntervalSec=0\n",
             self.target(),
+            place.condition,
             place.dir
         )
     }
 
     fn target_text(&self, place: &Place, nodes: &[String]) -> String {
-        let timer = if place.block_devices.is_empty() { String::new() } else { format!(" {}", self.drives_timer()) };
+        let wants = if self.packaged { String::new() } else { self.wants(place, nodes) };
         format!(
-            "{}[Unit]\nDescription=Holdfast: this machine's part of the grid in {}\nWants={} {}{timer}\n\n[Install]\n\
+            "{}[Unit]\nDescription=Holdfast: this machine's part of the grid in {}\n{}{wants}\n[Install]\n\
              WantedBy=multi-user.target\n",
-            place.header,
-            place.dir,
-            self.unit(Role::Host),
-            nodes.join(" ")
+            place.header, place.dir, place.condition
         )
     }
 
     fn drives_timer_text(&self, place: &Place) -> String {
         let every = drives::ASK_EVERY.as_secs();
         format!(
-            "{}[Unit]\nDescription=Holdfast: asks the drives of the grid in {} how they are\nPartOf={}\n\n\
+            "{}[Unit]\nDescription=Holdfast: asks the drives of the grid in {} how they are\nPartOf={}\n{}\n\
              [Timer]\nOnActiveSec=10\nOnUnitActiveSec={every}\n",
             place.header,
             place.dir,
             self.target(),
+            place.condition,
         )
+    }
+}
+
+impl UnitFile {
+    fn new(name: String, text: String) -> UnitFile {
+        UnitFile { path: name.into(), text }
     }
 }
 
 /// With what asking a drive takes, which nodes do without: raw commands to it.
 fn drives_text(place: &Place) -> String {
     format!(
-        "{}[Unit]\nDescription=Holdfast: what the drives of the grid in {} say of their health\n\n[Service]\n\
+        "{}[Unit]\nDescription=Holdfast: what the drives of the grid in {} say of their health\n{}\n[Service]\n\
          Type=oneshot\nTimeoutStartSec=90\nExecStart={} --dir {} device health --save\n{}\
          # Raw commands to drives; a directory that is another user's.\n\
          CapabilityBoundingSet=CAP_SYS_RAWIO CAP_SYS_ADMIN CAP_DAC_OVERRIDE\nPrivateNetwork=yes\n\
          # The report is for nodes, which may be another user's.\nUMask=0022\n{}",
         place.header,
         place.dir,
+        place.condition,
         place.program,
         place.dir,
         device_access(place),
@@ -270,7 +337,11 @@ pub fn refresh(dir: &GridDir, config: &GridConfig) -> Result<()> {
 
 /// What the files say of this machine.
 struct Place {
+    /// Written without a grid: [`Units::of_package`].
+    is_any: bool,
     header: String,
+    /// Lines of the package: where to read, and that there has to be a grid.
+    condition: String,
     program: String,
     dir: String,
     /// Lines that name the user, if it isn't root.
@@ -289,7 +360,9 @@ impl Place {
         let program = PathBuf::from(program.to_string_lossy().trim_end_matches(" (deleted)"));
         let owner = fs::metadata(dir.root()).with_context(|| format!("cannot examine {}", dir.root().display()))?;
         let mut place = Place {
+            is_any: false,
             header: header(dir),
+            condition: String::new(),
             program: plain(&program)?,
             dir: plain(dir.root())?,
             user: String::new(),
@@ -317,6 +390,37 @@ impl Place {
             place.user = format!("User={}\nGroup={}\n{disk}", owner.uid(), owner.gid());
         }
         Ok(place)
+    }
+
+    fn of_package() -> Place {
+        Place {
+            is_any: true,
+            header: format!(
+                "# Of the package holdfast, for the grid in {PACKAGED_DIR}; `holdfast grid units` says beside it what nodes and \
+                 devices that has.\n"
+            ),
+            condition: format!("Documentation=man:holdfast(1)\nConditionPathExists={PACKAGED_DIR}/{MARKER}\n"),
+            program: PACKAGED_PROGRAM.to_string(),
+            dir: PACKAGED_DIR.to_string(),
+            user: String::new(),
+            block_devices: Vec::new(),
+            outside: Vec::new(),
+            readers: String::new(),
+        }
+    }
+
+    /// Whether nodes have block devices, or may have.
+    fn has_drives(&self) -> bool {
+        self.is_any || !self.block_devices.is_empty()
+    }
+
+    /// Lines of a node's unit.
+    fn devices(&self) -> String {
+        match (self.is_any, self.has_drives()) {
+            (true, _) => String::new(),
+            (false, true) => device_access(self),
+            (false, false) => "PrivateDevices=yes\n".to_string(),
+        }
     }
 }
 
@@ -393,7 +497,7 @@ mod tests {
     fn the_host_stops_before_the_nodes_and_all_with_the_target() {
         let temp = tempfile::tempdir().unwrap();
         let (dir, config) = grid(temp.path(), "devices/a.img");
-        let units = Units { directory: temp.path().join("units"), name: "lab".into() };
+        let units = Units { directory: temp.path().join("units"), name: "lab".into(), packaged: false };
         let [node, host, target] = &units.files(&dir, &config).unwrap()[..] else { panic!("three files") };
         assert!(values(host, "After")[0].ends_with(" lab-node@1.service lab-node@2.service"), "{}", host.text);
         assert_eq!(values(target, "Wants"), ["lab-host.service lab-node@1.service lab-node@2.service"]);
@@ -409,10 +513,46 @@ mod tests {
     }
 
     #[test]
+    fn what_the_package_has_and_what_a_grid_says_make_the_units_that_a_grid_writes_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, config) = grid(temp.path(), "/srv/disks/a.img");
+        let of = |packaged| Units { directory: "/etc/units".into(), name: "holdfast".into(), packaged };
+        let whole = of(false).files(&dir, &config).unwrap();
+        let parts = of(true).files(&dir, &config).unwrap();
+        let packaged = Units::of_package();
+        let names: Vec<&str> = packaged.iter().map(|file| file.path.to_str().unwrap()).collect();
+        let services = ["holdfast-node@.service", "holdfast-host.service", "holdfast.target"];
+        assert_eq!(names[..3], services);
+        assert_eq!(names[3..], ["holdfast-drives.service", "holdfast-drives.timer"]);
+        for (at, name) in services.iter().enumerate() {
+            assert_eq!(parts[at].path, Path::new("/etc/units").join(format!("{name}.d/grid.conf")));
+            // Paths differ, and one of them waits for a grid.
+            let lines = |texts: &[&str]| {
+                let lines = texts.iter().flat_map(|text| text.lines());
+                let all = lines.filter(|line| line.contains('=') && !line.starts_with('#'));
+                let all =
+                    all.filter(|line| !line.contains(temp.path().to_str().unwrap()) && !line.contains(PACKAGED_DIR));
+                // A list may be told in parts.
+                let words = all.flat_map(|line| line.split(['=', ' ']));
+                words.map(str::to_string).collect::<std::collections::BTreeSet<_>>()
+            };
+            let of_parts = lines(&[&packaged[at].text, &parts[at].text]);
+            let missing: Vec<_> = lines(&[&whole[at].text]).difference(&of_parts).cloned().collect();
+            assert!(missing.is_empty(), "{name}: {missing:?}");
+            assert!(packaged[at].text.contains("ConditionPathExists=/var/lib/holdfast/units.json\n"));
+        }
+        assert_eq!(values(&parts[0], "ReadWritePaths"), ["/srv/disks"]);
+        assert_eq!(
+            values(&parts[2], "Wants"),
+            ["holdfast-host.service holdfast-node@1.service holdfast-node@2.service"]
+        );
+    }
+
+    #[test]
     fn a_host_may_give_a_socket_to_the_group_of_readers() {
         let temp = tempfile::tempdir().unwrap();
         let (dir, config) = grid(temp.path(), "devices/a.img");
-        let units = Units { directory: temp.path().join("units"), name: "lab".into() };
+        let units = Units { directory: temp.path().join("units"), name: "lab".into(), packaged: false };
         let groups = || {
             let files = units.files(&dir, &config).unwrap();
             let of = |at: usize| values(&files[at], "SupplementaryGroups").join(" ");
@@ -426,7 +566,7 @@ mod tests {
     #[test]
     fn devices_elsewhere_can_be_written_and_odd_paths_are_refused() {
         let temp = tempfile::tempdir().unwrap();
-        let units = Units { directory: temp.path().join("units"), name: "lab".into() };
+        let units = Units { directory: temp.path().join("units"), name: "lab".into(), packaged: false };
         let (dir, config) = grid(temp.path(), "/srv/disks/a.img");
         let files = units.files(&dir, &config).unwrap();
         assert!(values(&files[0], "ReadWritePaths")[0].ends_with(" /srv/disks"));
@@ -439,7 +579,7 @@ mod tests {
     #[test]
     fn units_of_another_grid_are_left_alone() {
         let temp = tempfile::tempdir().unwrap();
-        let units = Units { directory: temp.path().join("units"), name: "lab".into() };
+        let units = Units { directory: temp.path().join("units"), name: "lab".into(), packaged: false };
         let (one, other) = (temp.path().join("one"), temp.path().join("other"));
         for path in [&one, &other] {
             fs::create_dir(path).unwrap();

@@ -261,6 +261,11 @@ fn the_page_about_installing_works_as_it_is_typed() {
     fs::create_dir(&built).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_holdfast"), built.join("holdfast")).unwrap();
     reader.has("target/release/holdfast", built.join("holdfast").to_str().unwrap());
+    // No package is made and brought in here: `./x package --try` does.
+    reader.has_program("apt", "#!/bin/sh\n");
+    reader.has("./x package", "true");
+    let package = page.lines("./x package");
+    package.iter().for_each(|typed| drop(reader.types(&typed.command)));
     let build: Vec<String> = page.lines("./x build").into_iter().map(|typed| typed.command).collect();
     reader.types(&build.join("\n"));
     reader.types(&page.block("holdfast device list"));

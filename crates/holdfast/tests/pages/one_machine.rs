@@ -175,6 +175,9 @@ fn the_pages_about_devices_drills_and_what_is_watched_work_as_they_are_typed() {
     let said = reader.types(&page.block("cat >>/srv/holdfast/holdfast.toml"));
     assert_eq!(said.matches(": sent").count(), 2, "{said}");
 
+    let said = reader.types(&Page::open("operate/support.md").block("holdfast support"));
+    assert!(said.contains("holdfast-support/README.txt") && said.contains("holdfast-support/metrics.txt"), "{said}");
+
     let mut page = Page::open("operate/drills.md");
     reader.has("--seconds 60", "--seconds 6");
     let drills = page.block("holdfast drill node-loss");

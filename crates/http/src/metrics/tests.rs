@@ -79,7 +79,7 @@ fn figures_are_in_seconds_and_bytes() {
         ("holdfast_volume_queue_depth{volume=\"volume-with-a-name-0\"}", "1.5"),
         ("holdfast_volume_oldest_request_seconds{volume=\"volume-with-a-name-1\",op=\"read\"}", "1.5"),
         ("holdfast_task_left_seconds{task=\"drain device of node 299\",kind=\"drain\"}", "598"),
-        ("holdfast_build_info{version=\"0.1.0\",grid=\"demo\",host=\"m1\"}", "1"),
+        (concat!("holdfast_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",grid=\"demo\",host=\"m1\"}"), "1"),
     ] {
         assert_eq!(value(&page, series), Some(expected), "{series}");
     }

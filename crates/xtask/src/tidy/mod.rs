@@ -1,10 +1,11 @@
-//! The house rules, checked: which crate may import which, what decides without I/O stays without it, sizes, links,
+//! The house rules, checked: which crate may import which, whose libraries may come in, what decides without I/O stays without it, sizes, links,
 //! words of pages.
 //!
 //! Errors fail the run; warnings are printed and count nothing. The rules are in [`rules`], what they read in [`source`].
 
 mod docs;
 mod edges;
+mod libraries;
 mod pages;
 mod ratchet;
 mod rules;
@@ -58,6 +59,7 @@ impl fmt::Display for Finding {
 pub fn run() -> Result<()> {
     let root = tools::root();
     let mut findings = edges::check()?;
+    findings.extend(libraries::check(root)?);
     let mut files = Vec::new();
     collect(root, Path::new("crates"), "rs", &mut files)?;
     let sources = files.iter().map(|path| source::Source::read(root, path)).collect::<Result<Vec<_>>>()?;

