@@ -43,7 +43,12 @@ pub fn stage(place: &Place, program: &Path) -> Result<()> {
         let text = tools::output_of(Command::new(program).args(["reference", "--completions", shell]))?;
         fs::write(completions.join(file), text)?;
     }
-    for (from, to) in [("integrations/grafana", "grafana"), ("integrations/prometheus", "prometheus")] {
+    let others = [
+        ("integrations/grafana", "grafana"),
+        ("integrations/prometheus", "prometheus"),
+        ("integrations/proxmox/perl", "proxmox"),
+    ];
+    for (from, to) in others {
         tools::run(Command::new("cp").arg("-r").arg(from).arg(stage.join(to)))?;
     }
     let doc = stage.join("doc");
@@ -56,6 +61,9 @@ pub fn stage(place: &Place, program: &Path) -> Result<()> {
     fs::copy(&list, doc.join("holdfast.cdx.json"))?;
     Ok(())
 }
+
+/// Libraries of the dashboard, each with its licence.
+const VENDORED: &str = "crates/http/web/vendor";
 
 /// Packages whose code is in the program, without what only builds or tests it, as `cargo metadata` tells of them.
 fn in_the_program() -> Result<Vec<Value>> {
@@ -99,6 +107,13 @@ fn licences(packages: &[Value]) -> Result<String> {
                 let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
                 texts.entry(text.trim().to_string()).or_default().push(name.clone());
             }
+        }
+    }
+    for entry in fs::read_dir(VENDORED).with_context(|| format!("cannot list {VENDORED}"))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_prefix("LICENSE-")) {
+            list += &format!("  {name}, in the dashboard\n");
+            texts.entry(fs::read_to_string(&path)?.trim().to_string()).or_default().push(name.to_string());
         }
     }
     let rule = "-".repeat(80);
