@@ -229,7 +229,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Meta(args) => cli::meta::run(args, &grid?, cli.json),
         Command::Task(args) => cli::task::run(args, &grid?, cli.json),
         Command::Node(args) => cli::node::run(args, dir, cli.json),
-        Command::Support(args) => cli::support::run(args, &GridDir::choose(dir)?, cli.json),
+        Command::Support(args) => cli::support::run(args, &grid?, cli.json),
         Command::Config(args) => cli::config::run(args, dir, cli.json),
         Command::Reference(args) => cli::reference::run(args, Cli::command()),
         Command::Host(args) => {

@@ -24,6 +24,7 @@ pub struct SupportArgs {
 }
 
 pub fn run(args: SupportArgs, dir: &GridDir, json: bool) -> Result<()> {
+    dir.check_here()?;
     let default = || PathBuf::from(format!("holdfast-support-{}.tar.gz", clock::wall().as_secs()));
     let output = args.output.unwrap_or_else(default);
     let written = support::write(dir, &output)?;

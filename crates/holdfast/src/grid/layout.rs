@@ -153,13 +153,16 @@ impl GridDir {
         let root = match (dir, std::env::var_os("HOLDFAST_DIR")) {
             (Some(dir), _) => dir.to_path_buf(),
             (None, Some(dir)) if !dir.is_empty() => PathBuf::from(dir),
-            _ => match std::env::var_os("HOME").filter(|home| !home.is_empty()) {
-                Some(home) => of_package_or(PathBuf::from(home).join(".holdfast/grid")),
-                None => refuse!(
-                    Code::Invalid,
-                    "cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"
-                ),
-            },
+            _ => {
+                let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+                match of_package_or(home.map(|home| PathBuf::from(home).join(".holdfast/grid"))) {
+                    Some(root) => root,
+                    None => refuse!(
+                        Code::Invalid,
+                        "cannot tell where the grid is: neither HOME nor HOLDFAST_DIR is set; give --dir DIR"
+                    ),
+                }
+            }
         };
         let root = std::path::absolute(&root).with_context(|| format!("cannot use {} as --dir", root.display()))?;
         Ok(GridDir { root, remote: None })
@@ -353,11 +356,12 @@ impl GridDir {
 }
 
 /// The package's directory where its program is asked, and a grid is there alone.
-fn of_package_or(home: PathBuf) -> PathBuf {
+fn of_package_or(home: Option<PathBuf>) -> Option<PathBuf> {
     let has_grid = |root: &Path| root.join("grid.json").exists();
     let is_packaged = || std::env::current_exe().is_ok_and(|program| program == Path::new(PACKAGED_PROGRAM));
     let packaged = Path::new(PACKAGED_DIR);
-    if has_grid(packaged) && !has_grid(&home) && is_packaged() { packaged.to_path_buf() } else { home }
+    let is_there_alone = has_grid(packaged) && !home.as_deref().is_some_and(has_grid);
+    if is_there_alone && is_packaged() { Some(packaged.to_path_buf()) } else { home }
 }
 
 impl GridConfig {
