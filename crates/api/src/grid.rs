@@ -26,7 +26,7 @@ pub struct GridStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nbd_warning: Option<String>,
     /// Ways by which the host can't tell people what is not well.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alert_troubles: Vec<AlertTrouble>,
     /// At the rate of the last week; `null` while that is unknown, or where nothing points to it.
     pub days_to_full: Option<f64>,

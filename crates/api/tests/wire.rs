@@ -1,8 +1,8 @@
 //! What goes between hosts and those that ask them, as each release wrote it: an older or newer one on the other side reads it.
 
 use holdfast_api::{
-    Code, DeviceHealth, DeviceInfo, DeviceState, HostState, Integrity, Kind, LinkState, NodeInfo, NodeState,
-    Provisioning, Request, Response, TaskKind, TaskUnit, VolumeInfo, VolumeState,
+    Code, DeviceHealth, DeviceInfo, DeviceState, GridStatus, HostState, Integrity, Kind, LinkState, NodeInfo,
+    NodeState, PackingInfo, Provisioning, Request, Response, TaskKind, TaskUnit, VolumeInfo, VolumeState,
 };
 use serde_json::{Value, json};
 
@@ -70,6 +70,25 @@ fn answers_of_older_hosts_are_read() {
     }));
     let Response::Tasks { tasks, silent } = tasks else { panic!("{tasks:?}") };
     assert_eq!((tasks[0].kind, tasks[0].unit, silent.len()), (TaskKind::Other, TaskUnit::Segments, 0));
+}
+
+/// By `/v1/health`, which the command line reads from elsewhere, too.
+#[test]
+fn lists_that_are_empty_are_left_out_and_read() {
+    let packing = serde_json::to_value(PackingInfo::default()).unwrap();
+    let host = json!({
+        "state": "up", "pid": 7, "cpu_ms": 1, "packing_cpu_ms": 0, "packing": packing, "resident_bytes": 1, "crossings": 0,
+    });
+    let mut golden = json!({
+        "grid": "g", "dir": "/d", "host": host, "metadata": {"store": "embedded"}, "tls": true, "clock_ms": 1,
+        "days_to_full": null, "nodes": [], "volumes": [], "deleting": [], "trash": [], "unreadable": [], "found": [],
+    });
+    for _ in 0..2 {
+        let status: GridStatus = read(golden.clone());
+        assert_eq!(serde_json::to_value(&status).unwrap(), golden);
+        golden["alert_troubles"] = json!([{"way": "mail by m", "why": "it is away", "waiting": 1, "dropped": 0}]);
+        golden["certificate_warnings"] = json!(["it ends"]);
+    }
 }
 
 fn device(health: &str) -> Value {
