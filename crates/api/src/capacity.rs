@@ -54,7 +54,7 @@ pub struct UsedSpace {
     pub padding_bytes: u64,
     pub redundancy_bytes: u64,
     pub metadata_bytes: u64,
-    /// What is not stored, since blocks are packed, by volume, and how much of the volume's data is not packed. In no sum.
+    /// What is not stored, since blocks are packed, by volume. In no sum.
     pub saved: Vec<SavedSpace>,
     /// What volumes show of a store or an origin, which holds it. In no sum.
     pub elsewhere: Vec<(String, u64)>,

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{
-    Grid, Loop, PATIENCE, assert_volume_holds, find, free_ports, holdfast, nbdcopy, needs, pattern, program, receivers,
-    skip, text, until,
+    Grid, Loop, PATIENCE, assert_volume_holds, etcd, find, free_ports, holdfast, nbdcopy, needs, pattern, program,
+    receivers, skip, text, until,
 };
 
 #[test]
@@ -702,8 +702,11 @@ fn keep_secrets(grid: &Grid) -> Vec<(&'static str, String)> {
 
 #[test]
 fn a_bundle_for_support_tells_all_but_secrets() {
-    let grid = Grid::new(51);
-    grid.up("--nodes 2 --devices 1 --tls on");
+    let (grid, store) = (Grid::new(51), tempfile::tempdir().expect("a directory"));
+    // Where machines join there are tokens.
+    let member = etcd(store.path(), 51);
+    let endpoint = member.config().endpoint();
+    grid.up(&format!("--nodes 2 --devices 1 --tls on --address 127.0.0.1 --etcd {endpoint} --name a"));
     let secrets = keep_secrets(&grid);
     grid.ok("grid down --host");
     grid.ok("grid up");

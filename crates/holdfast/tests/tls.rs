@@ -669,6 +669,13 @@ fn a_host_whose_certificate_is_revoked_is_shut_out_by_nodes_until_it_has_another
     b.ok("grid down --force");
     b.ok("grid up");
     until("it is let in again", || states(&b) == ["up", "up"]);
+    // The forged list is still there, and nothing is added to it before the right one is.
+    let why = a.fails("grid tls revoke operator/ann");
+    assert!(why.contains("remove it and start this machine's host"), "{why}");
+    std::fs::remove_file(a.path("tls/revoked")).expect("it is there");
+    a.ok("grid down --host");
+    a.ok("grid up");
+    until("the host writes it anew", || a.path("tls/revoked").exists());
     a.ok("grid tls revoke operator/ann");
     until("b's node has heard of it", || log(&b, "node2.log").contains("version 2 of the list counts"));
 }

@@ -23,7 +23,8 @@ pub fn build(place: &Place, notes: &str) -> Result<()> {
     tools::run(&mut command)?;
     let built = place.tree.parent().context("a tree lies in a directory")?;
     judge(built)?;
-    for name in ["holdfast_VERSION_amd64.deb", "holdfast-dbgsym_VERSION_amd64.deb", "holdfast-proxmox_VERSION_all.deb"] {
+    for name in ["holdfast_VERSION_amd64.deb", "holdfast-dbgsym_VERSION_amd64.deb", "holdfast-proxmox_VERSION_all.deb"]
+    {
         let name = name.replace("VERSION", VERSION);
         fs::copy(built.join(&name), place.out.join(&name)).with_context(|| format!("{name} was not built"))?;
     }

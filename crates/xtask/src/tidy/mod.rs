@@ -1,5 +1,5 @@
-//! The house rules, checked: which crate may import which, whose libraries may come in, what decides without I/O stays without it, sizes, links,
-//! words of pages.
+//! The house rules, checked: which crate may import which, whose libraries may come in, what decides without I/O stays
+//! without it, sizes, links, words of pages.
 //!
 //! Errors fail the run; warnings are printed and count nothing. The rules are in [`rules`], what they read in [`source`].
 
