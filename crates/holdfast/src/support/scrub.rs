@@ -59,7 +59,12 @@ impl Scrubber {
     }
 
     fn with(known: Vec<String>) -> Scrubber {
-        let mut known: Vec<String> = known.into_iter().filter(|text| text.len() >= KNOWN_CHARS_MIN).collect();
+        // What makes an address a secret stands behind its server, and may stand somewhere without it.
+        let parts =
+            known.iter().filter_map(|text| text.split_once("://")).flat_map(|(_, rest)| rest.split('/').skip(1));
+        let parts: Vec<String> = parts.map(str::to_string).collect();
+        let known = known.into_iter().chain(parts);
+        let mut known: Vec<String> = known.filter(|text| text.len() >= KNOWN_CHARS_MIN).collect();
         known.sort_by_key(|text| std::cmp::Reverse(text.len()));
         known.dedup();
         let compile = |(pattern, by): &(&str, &'static str)| (Regex::new(pattern).expect("tested: it compiles"), *by);
