@@ -1,5 +1,6 @@
 //! Capacity: where each byte of the grid's devices is.
 
+use crate::VolumeSpace;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -25,6 +26,8 @@ pub struct Capacity {
     pub used: UsedSpace,
     /// In the layouts that nodes and devices allow.
     pub writable: Vec<WritableSpace>,
+    /// Those that are open at any host.
+    pub volumes: Vec<VolumeSpace>,
     /// Hosts that do not say what their volumes hold: that counts as other things.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,

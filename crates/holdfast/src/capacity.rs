@@ -95,7 +95,7 @@ pub fn all_packed_text(volumes: impl Iterator<Item = VolumeSpace>) -> Option<Str
 }
 
 /// Of devices that nobody has told of, for they are away, nothing but what is known of others counts.
-pub fn account(status: &GridStatus, held: &[VolumeSpace], silent: Vec<String>) -> Capacity {
+pub fn account(status: &GridStatus, held: Vec<VolumeSpace>, silent: Vec<String>) -> Capacity {
     let devices = || status.nodes.iter().flat_map(|n| &n.devices);
     let is_told = |id: &String| devices().any(|device| device.device == *id && device.capacity_bytes > 0);
     let configured = status.nodes.iter().flat_map(|node| &node.configured).filter(|device| is_told(&device.device));
@@ -104,7 +104,7 @@ pub fn account(status: &GridStatus, held: &[VolumeSpace], silent: Vec<String>) -
     let (capacity, free) = (sum(|d| d.capacity_bytes), sum(|d| d.free_bytes));
     let (reserve_bytes, mut spare_bytes) = (sum(|d| d.reserve_bytes), sum(|d| d.spare_bytes));
     let mut used = UsedSpace::default();
-    for live in held {
+    for live in &held {
         let (volume, held_bytes) = (live, live.held_by_snapshots_bytes);
         used.data.push((volume.name.clone(), live.space.data_bytes.saturating_sub(held_bytes)));
         if held_bytes > 0 {
@@ -153,6 +153,7 @@ pub fn account(status: &GridStatus, held: &[VolumeSpace], silent: Vec<String>) -
         reclaimable_bytes: held.iter().map(|volume| volume.reclaimable_bytes).sum(),
         used,
         writable: layouts_of(status).into_iter().map(of).collect(),
+        volumes: held,
         silent,
     }
 }

@@ -21,12 +21,6 @@ function layouts() {
   }));
 }
 
-/** The one that bears a node's loss and leaves most room. */
-function usual() {
-  const writable = (state.capacity?.writable ?? []).filter((of) => !of.layout.endsWith("@device"));
-  return [...writable].sort((a, b) => b.efficiency - a.efficiency)[0]?.layout ?? state.capacity?.writable[0]?.layout ?? "";
-}
-
 /**
  * Each has a title, fields, and of what these are filled with: a command and a request. `warning` stands above them.
  */
@@ -37,7 +31,7 @@ export const actions = {
     fields: [
       { key: "name", label: "Name", rule: name },
       { key: "size", label: "Size", value: "10 GiB", rule: whole },
-      { key: "layout", label: "Layout", value: usual(), options: layouts() },
+      { key: "layout", label: "Layout", value: state.room?.layout ?? "", options: layouts() },
       {
         key: "compress",
         label: "Compression",

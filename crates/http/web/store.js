@@ -22,6 +22,7 @@ export let state = {
   tasks: null,
   capacity: null,
   machines: [],
+  room: null,
   elsewhere: new Map(),
   events: [],
   rates: new Map(),
@@ -95,15 +96,15 @@ async function lookNow() {
 }
 
 async function lookSeldom() {
-  const [tasks, capacity, machines, space] = await Promise.all(
-    ["tasks", "capacity", "machines", "space"].map((of) => ask("GET", path(of)).catch(() => null)),
+  const [tasks, capacity, machines, room] = await Promise.all(
+    ["tasks", "capacity", "machines", "room"].map((of) => ask("GET", path(of)).catch(() => null)),
   );
-  set({ tasks, capacity, machines: machines?.machines ?? state.machines, elsewhere: elsewhereOf(space) });
+  set({ tasks, capacity, machines: machines?.machines ?? state.machines, room, elsewhere: elsewhereOf(capacity) });
 }
 
 /** Volumes that other hosts have in service: how they do, with rates since those hosts told of them before. */
-function elsewhereOf(space) {
-  const told = new Map((space?.volumes ?? []).filter((of) => of.work).map((of) => [of.name, of]));
+function elsewhereOf(capacity) {
+  const told = new Map((capacity?.volumes ?? []).filter((of) => of.work).map((of) => [of.name, of]));
   const now = performance.now() / 1000;
   const found = new Map();
   for (const [name, { work, space }] of told) {

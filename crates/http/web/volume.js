@@ -55,10 +55,10 @@ function Facts({ volume }) {
 }
 
 function Kind({ name, kind, verdict }) {
-  if (!kind) return null;
-  const stages = kind.stages.filter((stage) => stage.p99_us > 0 || stage.slow_us > 0);
+  if (!verdict) return null;
+  const stages = (kind?.stages ?? []).filter((stage) => stage.p99_us > 0 || stage.slow_us > 0);
   return html`<h3>${name}</h3>
-    ${verdict && html`<p class="verdict">${verdict}</p>`}
+    <p class="verdict">${verdict.text}</p>
     <div class="table" tabindex="0"><table class="plain" aria-label=${`Stages of ${name}`}>
       <thead>
         <tr>
@@ -89,9 +89,9 @@ function Slow({ name }) {
     <h2 id="slow">Why slow</h2>
     ${trouble && html`<p class="quiet-text">${trouble}</p>`}
     ${told && !slow && html`<p class="quiet-text">This host counts nothing of it: the one that has it in service does.</p>`}
-    ${slow && !slow.reads && !slow.writes && html`<p class="quiet-text">Nothing was asked of it in the last two minutes.</p>`}
-    ${slow && html`<${Kind} name="Reads" kind=${slow.reads} verdict=${told.verdicts?.reads} />`}
-    ${slow && html`<${Kind} name="Writes" kind=${slow.writes} verdict=${told.verdicts?.writes} />`}
+    ${slow && !slow.read_verdict && !slow.write_verdict && html`<p class="quiet-text">Nothing was asked of it in the last two minutes.</p>`}
+    ${slow && html`<${Kind} name="Reads" kind=${slow.reads} verdict=${slow.read_verdict} />`}
+    ${slow && html`<${Kind} name="Writes" kind=${slow.writes} verdict=${slow.write_verdict} />`}
     <${Command} text=${`holdfast why slow ${quoted(name)}`} />
   </section>`;
 }

@@ -239,6 +239,15 @@ def volumes(browser, grid):
     return len(shown) + 2
 
 
+def why_slow(browser):
+    """A guest works at the volume: there is a verdict, and where the time goes."""
+    page = browser.page
+    goes(browser, "#/volume/vm1")
+    expect(page.locator(".verdict")).to_have_count(2)
+    expect(page.locator(".verdict").first).to_have_text(re.compile(r"\w+ \w+"))
+    expect(page.get_by_role("table", name="Stages of Writes").get_by_role("row").nth(1)).to_be_visible()
+
+
 def devices(browser, grid):
     """Has a device give its place to a new one, and takes it out; empties another one, and keeps it after all."""
     page = browser.page
@@ -429,6 +438,7 @@ def main():
         assert "token" not in page.url, "the key is out of sight"
         keys(browser)
         done = volumes(browser, grid) + devices(browser, grid)
+        why_slow(browser)
         checked = looks(browser)
         a_node_dies(browser, grid)
         many(browser)

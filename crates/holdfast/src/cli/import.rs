@@ -81,13 +81,10 @@ impl Import {
         };
         let mut told_of = Reading::new(disk, begin.start);
         let what = format!("importing {} to {name}", self.image.display());
-        let taking = Taking { name, layout: layout.map(|layout| layout.to_string()), begin: &begin, what, json };
-        let totals = taking.run(dir, &mut |into| told_of.next(into)).with_context(|| {
-            format!(
-                "{} is not in volume {name} yet; what has come is kept, and the same command goes on",
-                self.image.display()
-            )
-        })?;
+        let broken = format!("what has come of {} is kept, and the same command goes on", self.image.display());
+        let layout = layout.map(|layout| layout.to_string());
+        let taking = Taking { name, layout, begin: &begin, what, broken, json };
+        let totals = taking.run(dir, &mut |into| told_of.next(into))?;
         let uris = self.put_into_service(dir)?;
         if json {
             let size_bytes = begin.size_bytes;

@@ -48,7 +48,7 @@ pub fn run(args: QosArgs, dir: &GridDir, json: bool) -> Result<()> {
     match args.action {
         QosAction::Measure { seconds, volume_size, redundancy } => {
             // The load is of this machine.
-            dir.load()?;
+            dir.check_here()?;
             let layout = super::volume::said(redundancy.settle_new(dir)?, json)?.unwrap_or(Layout::DEFAULT);
             let bears_loss = layout.failures() > 0 && !layout.is_on_devices();
             let how = Measure { seconds, volume_size, layout: layout.to_string(), bears_loss };

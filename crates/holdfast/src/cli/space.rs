@@ -44,7 +44,7 @@ pub fn run(args: &SpaceArgs, dir: &GridDir, json: bool) -> Result<()> {
         }
         told => told?,
     };
-    let space = account(&status, &held, silent);
+    let space = account(&status, held, silent);
     if !json {
         for host in &space.silent {
             print(format_args!("host {host} does not say what its volumes hold: that counts as other things"))?;

@@ -285,14 +285,12 @@ pub fn receive(args: &ReceiveArgs, dir: &GridDir, json: bool) -> Result<()> {
     };
     let (name, layout) = (&args.name, args.layout.map(|layout| layout.to_string()));
     let what = format!("receiving {name}@{}", begin.snapshot);
-    let taking = Taking { name, layout, begin: &begin, what, json };
-    let taken = taking.run(dir, &mut |payload| stream.next(payload));
-    let totals = taken.with_context(|| {
-        format!(
-            "the stream broke off; what has come is kept, and `holdfast receive --resume-token {name}` prints what `holdfast \
-             send --resume` needs to go on"
-        )
-    })?;
+    let broken = format!(
+        "the stream broke off; what has come is kept, and `holdfast receive --resume-token {name}` prints what `holdfast send \
+         --resume` needs to go on"
+    );
+    let taking = Taking { name, layout, begin: &begin, what, broken, json };
+    let totals = taking.run(dir, &mut |payload| stream.next(payload))?;
     let text = format!("received {name}@{}: {}", begin.snapshot, told(totals, begun.elapsed()));
     let Totals { data_bytes, zeroes_bytes } = totals;
     let answer = json!({ "snapshot": begin.snapshot, "data_bytes": data_bytes, "zeroes_bytes": zeroes_bytes });
@@ -318,6 +316,8 @@ pub struct Taking<'a> {
     pub begin: &'a Begin,
     /// For people, while it goes on.
     pub what: String,
+    /// For people, when it breaks off.
+    pub broken: String,
     pub json: bool,
 }
 
@@ -327,7 +327,7 @@ impl Taking<'_> {
     /// # Errors
     /// The stream breaks off, or the volume can't take it.
     pub fn run(self, dir: &GridDir, next: Next) -> Result<Totals> {
-        let Taking { name, layout, begin, what, json } = self;
+        let Taking { name, layout, begin, what, broken, json } = self;
         let request = Request::ReceiveBegin { name: name.to_string(), begin: Box::new(begin.clone()), layout };
         let (export, ticket) = match client::ask(dir, &request, client::PATIENT)? {
             Response::Receiving { export, ticket } => (export, ticket),
@@ -356,7 +356,7 @@ impl Taking<'_> {
         if taken.is_err() {
             // The host says by itself why it can't be closed; how far it came is noted already.
             let _ = end(false);
-            return taken;
+            return taken.context(broken);
         }
         end(true)?;
         taken

@@ -81,7 +81,7 @@ pub(super) fn health(plane: &ControlPlane) -> Result<Health> {
 fn capacity(plane: &ControlPlane) -> Result<Capacity> {
     let status = status(plane)?;
     match plane.asked(Role::Admin, Request::GridSpace) {
-        Response::Space { volumes, silent } => Ok(account(&status, &volumes, silent)),
+        Response::Space { volumes, silent } => Ok(account(&status, volumes, silent)),
         Response::Error { message, .. } => Err(anyhow!(message)),
         other => Err(anyhow!("the host answers {other:?}")),
     }

@@ -2,6 +2,7 @@
 
 use super::commands::Command;
 use super::control::ControlPlane;
+use crate::capacity::efficiency;
 use anyhow::Result;
 use holdfast_api::{Code, Error, LinkState, RoomInfo, promised_of, takers};
 use holdfast_format::geometry::Layout;
@@ -33,7 +34,7 @@ impl ControlPlane {
         Ok(RoomInfo {
             host: self.catalog.host().to_string(),
             layout: layout.to_string(),
-            efficiency: f64::from(layout.data_shards()) / f64::from(layout.shard_count()),
+            efficiency: efficiency(layout),
             total_bytes: used_bytes + free_bytes,
             used_bytes,
             free_bytes,
