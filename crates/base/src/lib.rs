@@ -34,5 +34,5 @@ pub use meta::{MetaGuard, MetaReply, MetaRequest, MetaVersion};
 pub use prng::Prng;
 pub use slab::{Slab, Token};
 pub use time::Instant;
-pub use units::{BLOCK_BYTES, Key, KeyWidth, Lba, OBJECT_BLOCKS_MAX};
+pub use units::{BLOCK_BYTES, Key, KeyWidth, Lba, OBJECT_BLOCKS_MAX, nonzero_runs};
 pub use urgency::Urgency;

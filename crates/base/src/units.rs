@@ -3,6 +3,7 @@
 use crate::ids::ObjectId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes of a block, the unit of maps, checksums and segments.
 pub const BLOCK_BYTES: usize = 4096;
@@ -105,6 +106,20 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.object().0, self.lba().0)
     }
+}
+
+/// Blocks of these bytes that are not zero alone, those that follow each other together. The last block may be shorter.
+pub fn nonzero_runs(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for (number, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
+        let at = number * BLOCK_BYTES;
+        match found.last_mut() {
+            _ if block.iter().all(|byte| *byte == 0) => {}
+            Some(last) if last.end == at => last.end += block.len(),
+            _ => found.push(at..at + block.len()),
+        }
+    }
+    found
 }
 
 #[cfg(test)]

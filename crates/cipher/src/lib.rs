@@ -14,6 +14,7 @@
 //! | id of a volume's key | 16 bytes, expanded with "id" |
 //! | of fingerprints in a sharing domain | expanded from the key of its store with "prints" |
 //! | wrapped key | AES-256-GCM by the key-encrypting key, nonce random, associated data: "holdfast wrapped key 1", volume |
+//! | of backups | see [`backup`] |
 //!
 //! All integers are little-endian, 128-bit ids too.
 //!
@@ -26,6 +27,9 @@
 
 #![deny(unsafe_code)]
 
+mod backup;
+
+pub use backup::{BackupKey, digest};
 use holdfast_base::{BLOCK_BYTES, InstanceId, LedgerId, Lsn, SegmentId, VolumeId};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
@@ -51,6 +55,22 @@ pub struct Secret([u8; KEY_BYTES]);
 impl Secret {
     pub fn new(bytes: [u8; KEY_BYTES]) -> Secret {
         Secret(bytes)
+    }
+
+    /// Of a key file: 32 bytes, or 64 hexadecimal digits with white space around.
+    pub fn parse(text: &[u8]) -> Option<Secret> {
+        if let Ok(bytes) = text.try_into() {
+            return Some(Secret(bytes));
+        }
+        let digits = text.trim_ascii();
+        if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let mut secret = Secret([0; KEY_BYTES]);
+        for (byte, pair) in secret.0.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(secret)
     }
 
     fn bytes(&self) -> &[u8; KEY_BYTES] {

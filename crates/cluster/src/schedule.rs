@@ -4,7 +4,6 @@
 //! of their layers), whatever their dates say; one that is dated ahead holds up none, and makes no other one old.
 
 use holdfast_format::schedule::ScheduleRecord;
-use std::collections::BTreeSet;
 
 /// Of names of snapshots by schedule; others are never deleted by one.
 pub const PREFIX: &str = "auto-";
@@ -32,19 +31,9 @@ pub fn is_due(schedule: &ScheduleRecord, snapshots: &[Snapshot], now_ms: u64) ->
 pub fn superfluous(schedule: &ScheduleRecord, snapshots: &[Snapshot]) -> Vec<String> {
     let mut latest_first: Vec<&Snapshot> = ours(snapshots).collect();
     latest_first.sort_by_key(|s| std::cmp::Reverse(s.layer));
-    let mut kept: BTreeSet<&str> = latest_first.first().map(|s| s.name.as_str()).into_iter().collect();
-    for rule in schedule.keep.rules() {
-        let (mut count, mut last) = (0, None);
-        for snapshot in &latest_first {
-            let period = snapshot.created_ms / rule.unit_ms();
-            // Against its neighbour only: a jump of the clock begins another period, and takes none from others.
-            if count < rule.count() && last != Some(period) {
-                kept.insert(&snapshot.name);
-                (count, last) = (count + 1, Some(period));
-            }
-        }
-    }
-    latest_first.iter().filter(|s| !kept.contains(s.name.as_str())).map(|s| s.name.clone()).collect()
+    let made_ms: Vec<u64> = latest_first.iter().map(|s| s.created_ms).collect();
+    let kept = schedule.keep.keeps(&made_ms);
+    latest_first.iter().zip(kept).filter(|(_, is_kept)| !is_kept).map(|(s, _)| s.name.clone()).collect()
 }
 
 /// The one that was taken last by schedule, where it is dated further ahead than clocks may differ: the clock was wrong then, or

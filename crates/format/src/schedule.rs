@@ -102,8 +102,21 @@ impl fmt::Display for Span {
 pub struct Keep(Vec<Span>);
 
 impl Keep {
-    pub fn rules(&self) -> &[Span] {
-        &self.0
+    /// Of things made at these times, latest first, in milliseconds since 1970: those that a rule keeps. The first is.
+    pub fn keeps(&self, made_ms: &[u64]) -> Vec<bool> {
+        let mut kept: Vec<bool> = (0..made_ms.len()).map(|at| at == 0).collect();
+        for rule in &self.0 {
+            let (mut count, mut last) = (0, None);
+            for (made_ms, is_kept) in made_ms.iter().zip(&mut kept) {
+                let period = made_ms / rule.unit_ms();
+                // Against its neighbour only: a jump of the clock begins another period, and takes none from others.
+                if count < rule.count() && last != Some(period) {
+                    *is_kept = true;
+                    (count, last) = (count + 1, Some(period));
+                }
+            }
+        }
+        kept
     }
 }
 

@@ -30,6 +30,9 @@ const MAGIC: [u8; 4] = *b"HFS1";
 /// In place of a volume's name: the stream is told of a disk image.
 pub const IMAGE: &str = "(image)";
 
+/// In place of a volume's name: the stream is told of a backup.
+pub const BACKUP: &str = "(backup)";
+
 const BEGIN: u8 = 1;
 const DATA: u8 = 2;
 const ZEROES: u8 = 3;
@@ -73,6 +76,13 @@ pub struct Begin {
     pub layout: Layout,
     /// The stream tells of what lies from here on: the receiver has the rest.
     pub start: u64,
+}
+
+impl Begin {
+    /// It is told by a command that begins anew by itself, of what no grid has.
+    pub fn is_of_no_grid(&self) -> bool {
+        self.volume == IMAGE || self.volume == BACKUP
+    }
 }
 
 /// What the sender has sent since `start`.

@@ -128,6 +128,8 @@ enum Command {
     Send(cli::transfer::SendArgs),
     /// Take what `holdfast send` writes in from standard input
     Receive(cli::transfer::ReceiveArgs),
+    /// Copies of volumes in a directory or an S3 store, which no grid is needed to read
+    Backup(cli::backup::BackupArgs),
     /// Which blocks of a volume or snapshot were written since another snapshot
     Changes(cli::transfer::ChangesArgs),
     /// What can still be written, and where the bytes are
@@ -212,6 +214,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Snapshot(args) => cli::snapshot::run(args, &grid?, cli.json),
         Command::Send(args) => cli::transfer::send(args, &grid?, cli.json),
         Command::Receive(args) => cli::transfer::receive(&args, &grid?, cli.json),
+        Command::Backup(args) => cli::backup::run(args, grid, cli.json),
         Command::Changes(args) => cli::transfer::changes(&args, &grid?, cli.json),
         Command::Space(args) => cli::space::run(&args, &grid?, cli.json),
         Command::Top(args) => cli::top::run(&args, &grid?, cli.json),

@@ -1,21 +1,17 @@
 //! `holdfast volume import`: a disk image becomes a volume.
-//!
-//! The image is told as a stream, like that of `holdfast send`: what has come is kept when it breaks off, and the same
-//! command goes on.
 
+use super::fill::{NewVolume, Parts, how_to_connect};
 use super::format::{print, print_json};
 use super::protect::Redundancy;
-use super::transfer::{Taking, Wanted, resume_token, told};
-use crate::client;
+use super::transfer::told;
 use crate::grid::layout::GridDir;
 use anyhow::{Context, Result};
 use clap::Args;
-use holdfast_api::{Code, Error, Request};
+use holdfast_api::{Code, Error};
 use holdfast_base::size::Size;
-use holdfast_base::{BLOCK_BYTES, ObjectId, VolumeId};
+use holdfast_base::{BLOCK_BYTES, ObjectId, VolumeId, nonzero_runs};
 use holdfast_cipher::PrintKey;
-use holdfast_format::geometry::Layout;
-use holdfast_format::stream::{Begin, IMAGE, Part, STREAM_VERSION, SnapshotId, Totals};
+use holdfast_format::stream::{IMAGE, Part, SnapshotId, Totals};
 use holdfast_image::{Disk, Format, detect, open};
 use serde_json::json;
 use std::collections::VecDeque;
@@ -26,9 +22,6 @@ use std::time::Instant;
 
 /// Read at a time.
 const WINDOW_BYTES: u64 = 1 << 20;
-
-/// What has come is a snapshot of that name until the volume is in service.
-const SNAPSHOT: &str = "import";
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
@@ -62,42 +55,27 @@ impl Import {
         let format = self.format.map_or_else(|| detect(&self.image), Ok).map_err(of_image)?;
         let disk = open(&self.image, format, self.disk.as_deref()).map_err(of_image)?;
         let name = &self.name;
-        // A volume that is not there has no part of anything.
-        let token = resume_token(dir, name).ok().flatten();
-        let start = token.map(|token| token.parse::<Wanted>()).transpose().map_err(anyhow::Error::msg)?;
-        let layout = match start {
-            Some(_) => None,
-            None => super::volume::said(self.redundancy.settle_new(dir)?, json)?,
-        };
-        let begin = Begin {
-            version: STREAM_VERSION,
-            volume: IMAGE.to_string(),
-            snapshot: SNAPSHOT.to_string(),
+        let size_bytes = disk.size_bytes();
+        let volume = NewVolume {
+            name,
+            redundancy: &self.redundancy,
+            origin: IMAGE,
+            snapshot: "import",
             id: self.id(format)?,
-            from: None,
-            size_bytes: disk.size_bytes().next_multiple_of(BLOCK_BYTES as u64),
-            layout: layout.unwrap_or(Layout::DEFAULT),
-            start: start.map_or(0, |wanted| wanted.start),
+            size_bytes,
+            what: format!("importing {} to {name}", self.image.display()),
+            broken: format!("what has come of {} is kept, and the same command goes on", self.image.display()),
+            no_export: self.no_export,
         };
-        let mut told_of = Reading::new(disk, begin.start);
-        let what = format!("importing {} to {name}", self.image.display());
-        let broken = format!("what has come of {} is kept, and the same command goes on", self.image.display());
-        let layout = layout.map(|layout| layout.to_string());
-        let taking = Taking { name, layout, begin: &begin, what, broken, json };
-        let totals = taking.run(dir, &mut |into| told_of.next(into))?;
-        let uris = self.put_into_service(dir)?;
+        let (totals, uris) = volume.fill(dir, json, |start| Ok(Reading::new(disk, start)))?;
+        let size_bytes = size_bytes.next_multiple_of(BLOCK_BYTES as u64);
         if json {
-            let size_bytes = begin.size_bytes;
             let data_bytes = totals.data_bytes;
             return print_json(&json!({ "name": name, "format": format.to_string(), "size_bytes": size_bytes,
                 "data_bytes": data_bytes, "uris": uris }));
         }
-        let how = uris.first().map_or_else(
-            || format!("`holdfast volume export {name}` offers it to clients"),
-            |uri| format!("connect to {uri}"),
-        );
-        let size = Size(begin.size_bytes);
-        print(format_args!("volume {name} ({size}) is made of a {format}: {}; {how}", told(totals, begun.elapsed())))
+        let (size, told) = (Size(size_bytes), told(totals, begun.elapsed()));
+        print(format_args!("volume {name} ({size}) is made of a {format}: {told}; {}", how_to_connect(name, &uris)))
     }
 
     /// Names the image as it is now: another one, or one that was changed, is not gone on with.
@@ -114,20 +92,6 @@ impl Import {
         );
         let named = PrintKey::new([0; 32]).fingerprint_of(text.as_bytes());
         Ok(SnapshotId { volume: VolumeId(named), layer: ObjectId(0) })
-    }
-
-    /// Where clients connect; nowhere if it is not to be exported. The snapshot that tells that all has come goes, for it
-    /// would hold all that guests overwrite.
-    fn put_into_service(&self, dir: &GridDir) -> Result<Vec<String>> {
-        if self.no_export {
-            return Ok(Vec::new());
-        }
-        let (name, volume) = (self.name.clone(), self.name.clone());
-        let export =
-            Request::VolumeExport { name, takeover: false, multipath: false, key: None, shared: None, failover: None };
-        let exported = client::volume(dir, &export)?;
-        client::done(dir, &Request::SnapshotDelete { volume, name: SNAPSHOT.to_string() })?;
-        Ok(exported.uris)
     }
 }
 
@@ -150,22 +114,6 @@ impl Reading {
         Reading { disk, at, window: Vec::new(), window_at: 0, untold: VecDeque::new(), data_bytes: 0 }
     }
 
-    fn next(&mut self, into: &mut Vec<u8>) -> Result<Part> {
-        loop {
-            if let Some(range) = self.untold.pop_front() {
-                let offset = self.window_at + range.start as u64;
-                into.clear();
-                into.extend_from_slice(&self.window[range]);
-                self.data_bytes += into.len() as u64;
-                return Ok(Part::Data { offset });
-            }
-            if self.at >= self.disk.size_bytes() {
-                return Ok(Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 }));
-            }
-            self.read_on().with_context(|| format!("the image can't be read at {}", self.at))?;
-        }
-    }
-
     /// A hole, or a window of whole blocks.
     fn read_on(&mut self) -> Result<()> {
         let left = self.disk.size_bytes() - self.at;
@@ -182,24 +130,28 @@ impl Reading {
         self.window.resize(len.next_multiple_of(block) as usize, 0);
         self.disk.read(self.at, &mut self.window[..len as usize])?;
         self.window_at = self.at;
-        self.untold = data_in(&self.window).into();
+        self.untold = nonzero_runs(&self.window).into();
         self.at += len;
         Ok(())
     }
 }
 
-/// Blocks that are not zero alone, those that follow each other together.
-fn data_in(window: &[u8]) -> Vec<Range<usize>> {
-    let mut found: Vec<Range<usize>> = Vec::new();
-    for (number, block) in window.chunks(BLOCK_BYTES).enumerate() {
-        let at = number * BLOCK_BYTES;
-        match found.last_mut() {
-            _ if block.iter().all(|byte| *byte == 0) => {}
-            Some(last) if last.end == at => last.end += block.len(),
-            _ => found.push(at..at + block.len()),
+impl Parts for Reading {
+    fn next(&mut self, into: &mut Vec<u8>) -> Result<Part> {
+        loop {
+            if let Some(range) = self.untold.pop_front() {
+                let offset = self.window_at + range.start as u64;
+                into.clear();
+                into.extend_from_slice(&self.window[range]);
+                self.data_bytes += into.len() as u64;
+                return Ok(Part::Data { offset });
+            }
+            if self.at >= self.disk.size_bytes() {
+                return Ok(Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 }));
+            }
+            self.read_on().with_context(|| format!("the image can't be read at {}", self.at))?;
         }
     }
-    found
 }
 
 #[cfg(test)]

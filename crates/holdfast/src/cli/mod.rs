@@ -1,11 +1,13 @@
 //! The command line: what can be asked, and how answers look.
 
 pub mod alerts;
+pub mod backup;
 pub mod config;
 pub mod dashboard;
 pub mod device;
 pub mod etcd;
 pub mod explain;
+pub mod fill;
 pub mod filter;
 pub mod format;
 pub mod grid;

@@ -19,10 +19,10 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Requests under way while a snapshot is read.
-const READ_DEPTH: usize = 8;
+pub(super) const READ_DEPTH: usize = 8;
 
 /// Bytes of a volume that are asked about at a time.
-const ASKED_BYTES: u64 = 1 << 30;
+pub(super) const ASKED_BYTES: u64 = 1 << 30;
 
 /// How often a receiver notes how far it has come.
 const NOTE_EVERY: Duration = Duration::from_secs(2);
@@ -83,9 +83,9 @@ pub struct ChangesArgs {
 /// What a stream is to tell; its text is what resumes one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted {
-    volume: String,
-    snapshot: String,
-    from: Option<String>,
+    pub volume: String,
+    pub snapshot: String,
+    pub from: Option<String>,
     pub start: u64,
 }
 
@@ -154,12 +154,12 @@ pub fn told(totals: Totals, took: Duration) -> String {
 
 /// What a stream tells of a part of the volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Piece {
+pub(super) enum Piece {
     Data(Range<u64>),
     Zeroes(Range<u64>),
 }
 
-fn ask_begin(dir: &GridDir, wanted: &Wanted) -> Result<Begin> {
+pub(super) fn ask_begin(dir: &GridDir, wanted: &Wanted) -> Result<Begin> {
     let Wanted { volume, snapshot, from, start } = wanted.clone();
     let request = Request::SendBegin { volume, snapshot, from, start };
     match client::ask(dir, &request, client::UNHURRIED)? {
@@ -221,7 +221,7 @@ fn write_stream(
 
 /// What a stream tells of the bytes from `at` on, and up to where: `told` is the allocation, then the changes if only those
 /// are sent. Where all is sent holes need not be told of.
-fn pieces(at: u64, told: &[Vec<Run>]) -> (Vec<Piece>, u64) {
+pub(super) fn pieces(at: u64, told: &[Vec<Run>]) -> (Vec<Piece>, u64) {
     const HOLE: u32 = 3;
     const CHANGED: u32 = 1;
     let ends = |runs: &[Run]| runs.iter().map(|(len, _)| len).sum::<u64>();

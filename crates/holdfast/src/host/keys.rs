@@ -25,7 +25,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use holdfast_api::{Code, Error, KeySource, VolumeInfo, refuse};
 use holdfast_base::VolumeId;
-use holdfast_cipher::{KEY_BYTES, NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
+use holdfast_cipher::{NONCE_BYTES, Secret, VolumeKey, unwrap, wrap};
 use holdfast_format::meta::{KEY_VERSION, KeyRecord, Other};
 use holdfast_host::OpenSpec;
 use holdfast_runtime::pki::random;
@@ -376,26 +376,15 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// 32 bytes, or 64 hexadecimal digits with white space around.
 fn parse(text: &[u8]) -> Result<Secret> {
-    if let Ok(bytes) = <[u8; KEY_BYTES]>::try_from(text) {
-        return Ok(Secret::new(bytes));
-    }
-    let digits = text.trim_ascii();
-    let mut bytes = [0; KEY_BYTES];
-    let pairs = digits.chunks_exact(2).map(|pair| std::str::from_utf8(pair).ok());
-    let values: Option<Vec<u8>> = pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
-    match values {
-        Some(values) if digits.len() == 2 * KEY_BYTES && digits.iter().all(u8::is_ascii_hexdigit) => {
-            bytes.copy_from_slice(&values);
-            Ok(Secret::new(bytes))
-        }
-        _ => refuse!(
+    let Some(secret) = Secret::parse(text) else {
+        refuse!(
             Code::State,
             "a key is 32 bytes, or 64 hexadecimal digits, and this is neither ({} bytes); `openssl rand -hex 32` gives one",
             text.len()
-        ),
-    }
+        )
+    };
+    Ok(secret)
 }
 
 /// What the command prints, if it ends well and soon. It is ended with all that it has started where it does not.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Code, Error, Response, SnapshotInfo, VolumeInfo, VolumeState, refuse};
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_format::meta::{PartialStream, ReceivedRecord, SnapshotCopy};
-use holdfast_format::stream::{Begin, IMAGE, STREAM_VERSION, SnapshotId};
+use holdfast_format::stream::{BACKUP, Begin, IMAGE, STREAM_VERSION, SnapshotId};
 use holdfast_format::tier::Tiers;
 use holdfast_host::{CloseOutcome, Order, Wanted, receiving_export};
 use holdfast_runtime::clock;
@@ -33,11 +33,13 @@ fn token(partial: &PartialStream) -> String {
 }
 
 fn how_to_go_on(partial: &PartialStream, name: &str) -> String {
-    if partial.begin.volume == IMAGE {
-        return format!(
-            "go on with `holdfast volume import IMAGE {name}`, of the same image; `holdfast receive --abandon {name}` gives up \
-             what has come"
-        );
+    let same = match partial.begin.volume.as_str() {
+        IMAGE => Some(format!("`holdfast volume import IMAGE {name}`, of the same image")),
+        BACKUP => Some(format!("`holdfast backup restore REPOSITORY BACKUP {name}`, of the same backup")),
+        _ => None,
+    };
+    if let Some(same) = same {
+        return format!("go on with {same}; `holdfast receive --abandon {name}` gives up what has come");
     }
     let token = token(partial);
     format!(
@@ -201,14 +203,14 @@ impl ControlPlane {
             ),
             (Some(_), Some(_)) => {
                 self.finish_stream(volume, name, received)?;
-                if begin.volume == IMAGE {
+                if begin.is_of_no_grid() {
                     return Ok(false);
                 }
                 refuse!(Code::Exists, "volume {name} has received {} already", begin.snapshot);
             }
             (Some(partial), None) => (partial.ticket, partial.is_ending) = (ticket.to_string(), false),
             (None, Some(found)) => {
-                if begin.volume == IMAGE && id_of(volume, received, found) == begin.id {
+                if begin.is_of_no_grid() && id_of(volume, received, found) == begin.id {
                     return Ok(false);
                 }
                 refuse!(

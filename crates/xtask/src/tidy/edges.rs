@@ -27,6 +27,22 @@ const EDGES: &[Allowed] = &[
     Allowed { name: "holdfast-api", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&["serde", "utoipa"]) },
     Allowed { name: "holdfast-http", ours: &["holdfast-api", "holdfast-base", "holdfast-format"], theirs: None },
     Allowed { name: "holdfast-image", ours: &[], theirs: Some(&["flate2", "imago", "rustix", "tar", "thiserror"]) },
+    Allowed {
+        name: "holdfast-backup",
+        ours: &["holdfast-base", "holdfast-cipher", "holdfast-format"],
+        theirs: Some(&[
+            "clap",
+            "jiff",
+            "rustix",
+            "rusty-s3",
+            "serde",
+            "serde_json",
+            "thiserror",
+            "ureq",
+            "uuid",
+            "zstd-safe",
+        ]),
+    },
     Allowed { name: "holdfast-cluster", ours: &["holdfast-base", "holdfast-format"], theirs: Some(&[]) },
     Allowed {
         name: "holdfast-volume",
@@ -91,6 +107,7 @@ const EDGES: &[Allowed] = &[
         name: "holdfast",
         ours: &[
             "holdfast-api",
+            "holdfast-backup",
             "holdfast-base",
             "holdfast-cipher",
             "holdfast-cluster",

@@ -1,0 +1,176 @@
+//! Backups given back: chunk by chunk, as a raw image, or as a stream of bytes.
+
+use crate::lock::{Kind, Lock};
+use crate::object::Name;
+use crate::parallel::{WORKERS, in_order};
+use crate::{Backup, CHUNK_BYTES, Error, Map, Repository, Result};
+use holdfast_base::nonzero_runs;
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Restored {
+    pub data_bytes: u64,
+    /// Offsets of chunks that could not be read, and are zeroes.
+    pub damaged: Vec<u64>,
+}
+
+/// Chunks of a backup that are no holes, in order. Nobody deletes while it is there.
+pub struct Reader<'r> {
+    repository: &'r Repository,
+    size_bytes: u64,
+    names: VecDeque<(u64, Name)>,
+    ready: VecDeque<(u64, Result<Vec<u8>>)>,
+    _lock: Lock,
+}
+
+impl<'r> Reader<'r> {
+    /// From the chunk on that has the byte at `start`.
+    ///
+    /// # Errors
+    /// A page can't be read.
+    pub fn new(repository: &'r Repository, backup: &Backup, start: u64) -> Result<Reader<'r>> {
+        let lock = Lock::take(&repository.store, Kind::Shared, "restoring a backup")?;
+        let mut names = VecDeque::new();
+        Map::of(&backup.manifest).each(repository, start / CHUNK_BYTES, |chunk, name| {
+            names.push_back((chunk, name));
+            Ok(())
+        })?;
+        let size_bytes = backup.manifest.size_bytes;
+        Ok(Reader { repository, size_bytes, names, ready: VecDeque::new(), _lock: lock })
+    }
+
+    /// The next chunk's offset, and its bytes or why they can't be had.
+    pub fn next_chunk(&mut self) -> Option<(u64, Result<Vec<u8>>)> {
+        if self.ready.is_empty() {
+            let (repository, size_bytes) = (self.repository, self.size_bytes);
+            let read = |(chunk, name): (u64, Name)| {
+                let offset = chunk * CHUNK_BYTES;
+                let wanted = CHUNK_BYTES.min(size_bytes - offset);
+                let bytes = repository.chunk(&name).and_then(|bytes| match bytes.len() as u64 == wanted {
+                    true => Ok(bytes),
+                    false => Err(Error::Damaged(format!("chunk {name} has {} bytes of {wanted}", bytes.len()))),
+                });
+                (offset, bytes)
+            };
+            let batch = self.names.drain(..self.names.len().min(WORKERS));
+            let ready = &mut self.ready;
+            in_order(batch, read, |chunk| {
+                ready.push_back(chunk);
+                Ok(())
+            })
+            .expect("nothing is refused");
+        }
+        self.ready.pop_front()
+    }
+}
+
+/// Whether to go on without a chunk.
+fn or_skip(
+    offset: u64,
+    bytes: Result<Vec<u8>>,
+    skip_damaged: bool,
+    restored: &mut Restored,
+) -> Result<Option<Vec<u8>>> {
+    match bytes {
+        Ok(bytes) => {
+            restored.data_bytes += bytes.len() as u64;
+            Ok(Some(bytes))
+        }
+        Err(Error::Damaged(_)) if skip_damaged => {
+            restored.damaged.push(offset);
+            Ok(None)
+        }
+        Err(Error::Damaged(why)) => Err(Error::Damaged(format!(
+            "{why}, at offset {offset}; with --skip-damaged all else is restored, with zeroes there"
+        ))),
+        Err(why) => Err(why),
+    }
+}
+
+/// A raw image, with holes, in a new file. It has its name when it is whole.
+///
+/// # Errors
+/// The file is there already; the backup can't be read whole, and `skip_damaged` is not said.
+pub fn to_file(
+    repository: &Repository,
+    backup: &Backup,
+    path: &Path,
+    skip_damaged: bool,
+    mut tell: impl FnMut(u64),
+) -> Result<Restored> {
+    let failed = |why: std::io::Error| Error::store(format_args!("cannot write {}", path.display()), why);
+    if path.symlink_metadata().is_ok() {
+        return Err(Error::Exists(format!(
+            "{} is there already, and nothing is overwritten; name a new file, or `-` for standard output",
+            path.display()
+        )));
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial).map_err(failed)?;
+    let outcome = fill(&file, repository, backup, skip_damaged, &mut tell, &failed);
+    let named = outcome.and_then(|restored| std::fs::rename(&partial, path).map(|()| restored).map_err(failed));
+    named.inspect_err(|_| drop(std::fs::remove_file(&partial)))
+}
+
+fn fill(
+    file: &File,
+    repository: &Repository,
+    backup: &Backup,
+    skip_damaged: bool,
+    tell: &mut impl FnMut(u64),
+    failed: &impl Fn(std::io::Error) -> Error,
+) -> Result<Restored> {
+    file.set_len(backup.manifest.size_bytes).map_err(failed)?;
+    let mut restored = Restored::default();
+    let mut reader = Reader::new(repository, backup, 0)?;
+    while let Some((offset, bytes)) = reader.next_chunk() {
+        tell(offset);
+        let Some(bytes) = or_skip(offset, bytes, skip_damaged, &mut restored)? else { continue };
+        for run in nonzero_runs(&bytes) {
+            file.write_all_at(&bytes[run.clone()], offset + run.start as u64).map_err(failed)?;
+        }
+    }
+    file.sync_all().map_err(failed)?;
+    Ok(restored)
+}
+
+/// All bytes of the volume, zeroes too.
+///
+/// # Errors
+/// As [`to_file`].
+pub fn to_output(
+    repository: &Repository,
+    backup: &Backup,
+    out: &mut impl Write,
+    skip_damaged: bool,
+    mut tell: impl FnMut(u64),
+) -> Result<Restored> {
+    let failed = |why: std::io::Error| Error::store("cannot write to standard output", why);
+    let zeroes = vec![0; CHUNK_BYTES as usize];
+    let (mut restored, mut at) = (Restored::default(), 0);
+    let fill = |at: &mut u64, up_to: u64, out: &mut dyn Write| {
+        while *at < up_to {
+            let len = CHUNK_BYTES.min(up_to - *at);
+            out.write_all(&zeroes[..len as usize]).map_err(failed)?;
+            *at += len;
+        }
+        Ok(())
+    };
+    let mut reader = Reader::new(repository, backup, 0)?;
+    while let Some((offset, bytes)) = reader.next_chunk() {
+        tell(offset);
+        let Some(bytes) = or_skip(offset, bytes, skip_damaged, &mut restored)? else { continue };
+        fill(&mut at, offset, out)?;
+        out.write_all(&bytes).map_err(failed)?;
+        at += bytes.len() as u64;
+    }
+    fill(&mut at, backup.manifest.size_bytes, out)?;
+    out.flush().map_err(failed)?;
+    Ok(restored)
+}

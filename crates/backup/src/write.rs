@@ -1,0 +1,183 @@
+//! A backup being written: chunks first, then pages, then the manifest that makes it one.
+
+use crate::lock::{Kind, Lock};
+use crate::manifest::{FORMAT, Source};
+use crate::object::Name;
+use crate::parallel::WORKERS;
+use crate::{Backup, CHUNK_BYTES, Error, Manifest, Map, Repository, Result};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// What a backup brought to the repository.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stored {
+    /// Bytes of the volume that were given.
+    pub read_bytes: u64,
+    /// Bytes of objects that were not there.
+    pub added_bytes: u64,
+}
+
+pub struct Writing<'r> {
+    repository: &'r Repository,
+    lock: Lock,
+    map: Map,
+    /// Chunks that were set aside: they are stored again.
+    damaged: BTreeSet<Name>,
+    stored: Stored,
+    size_bytes: u64,
+}
+
+/// A chunk's place; nothing for a hole, else its name and the bytes that were added.
+type Outcome = (u64, Option<(Name, u64)>);
+
+/// What workers have done.
+#[derive(Default)]
+struct Done {
+    outcomes: Vec<Outcome>,
+    /// Why the first of them gave up.
+    failure: Option<Error>,
+}
+
+/// Takes chunks while they are read.
+pub struct Give<'a> {
+    giver: SyncSender<(u64, Vec<u8>)>,
+    done: &'a Mutex<Done>,
+    read_bytes: u64,
+}
+
+impl Give<'_> {
+    /// A chunk at its place: [`CHUNK_BYTES`], or up to the volume's end.
+    ///
+    /// # Errors
+    /// The store did not take one before.
+    pub fn chunk(&mut self, chunk: u64, bytes: Vec<u8>) -> Result<()> {
+        self.read_bytes += bytes.len() as u64;
+        if self.done.lock().expect("no worker panics").failure.is_some() || self.giver.send((chunk, bytes)).is_err() {
+            return Err(Error::Store("the backup can't be stored".to_string()));
+        }
+        Ok(())
+    }
+}
+
+impl<'r> Writing<'r> {
+    /// A backup of a volume of that size, of which nothing is known.
+    ///
+    /// # Errors
+    /// Somebody deletes in the repository now.
+    pub fn begin(repository: &'r Repository, size_bytes: u64) -> Result<Writing<'r>> {
+        let lock = Lock::take(&repository.store, Kind::Shared, "writing a backup")?;
+        let aside = repository.store.list("damaged")?;
+        let damaged = aside.iter().filter_map(|found| found.name.strip_prefix("damaged/")?.parse().ok()).collect();
+        let map = Map::empty(size_bytes);
+        Ok(Writing { repository, lock, map, damaged, stored: Stored::default(), size_bytes })
+    }
+
+    /// What is not given is as in this backup. Returns places of chunks that are to be given all the same.
+    ///
+    /// # Errors
+    /// Its pages can't be read.
+    pub fn build_on(&mut self, base: &Manifest) -> Result<Vec<u64>> {
+        let map = Map::of(base);
+        let mut wanted = BTreeSet::new();
+        if !self.damaged.is_empty() {
+            map.each(self.repository, 0, |chunk, name| {
+                if self.damaged.contains(&name) {
+                    wanted.insert(chunk);
+                }
+                Ok(())
+            })?;
+        }
+        // Where it ended or ends now inside a chunk, that one has another length.
+        let end = base.size_bytes.min(self.size_bytes);
+        if base.size_bytes != self.size_bytes && !end.is_multiple_of(CHUNK_BYTES) {
+            wanted.insert(end / CHUNK_BYTES);
+        }
+        self.map = map.resized(self.repository, self.size_bytes)?;
+        Ok(wanted.into_iter().filter(|chunk| *chunk < self.map.chunks()).collect())
+    }
+
+    /// `feed` gives chunks, which are stored while it reads the next.
+    ///
+    /// # Errors
+    /// `feed` returns one; a chunk can't be stored.
+    pub fn write<E: From<Error>>(
+        &mut self,
+        feed: impl FnOnce(&mut Give) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let done: Mutex<Done> = Mutex::default();
+        let (giver, taker) = sync_channel(WORKERS);
+        let taker = Mutex::new(taker);
+        let again: Mutex<BTreeSet<Name>> = Mutex::default();
+        let (repository, damaged) = (self.repository, &self.damaged);
+        // What was set aside is stored once, however often it is in the volume.
+        let is_doubtful = |name: &Name| damaged.contains(name) && again.lock().expect("no panic").insert(*name);
+        let (fed, read_bytes) = std::thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                scope.spawn(|| work(repository, &taker, &is_doubtful, &done));
+            }
+            let mut give = Give { giver, done: &done, read_bytes: 0 };
+            (feed(&mut give), give.read_bytes)
+        });
+        let Done { outcomes, failure } = done.into_inner().expect("no worker panics");
+        // Why a worker gave up says more than that nothing could be given to it.
+        failure.map_or(Ok(()), Err)?;
+        fed?;
+        self.stored.read_bytes += read_bytes;
+        for (chunk, stored) in outcomes {
+            self.stored.added_bytes += stored.map_or(0, |(_, bytes)| bytes);
+            self.map.set(repository, chunk, stored.map(|(name, _)| name))?;
+        }
+        Ok(())
+    }
+
+    /// These chunks are holes.
+    ///
+    /// # Errors
+    /// A page can't be read.
+    pub fn holes(&mut self, chunks: impl IntoIterator<Item = u64>) -> Result<()> {
+        chunks.into_iter().try_for_each(|chunk| self.map.set(self.repository, chunk, None))
+    }
+
+    /// Makes it a backup.
+    ///
+    /// # Errors
+    /// The store does not take it; then there is none.
+    pub fn commit(self, source: Source) -> Result<(Backup, Stored)> {
+        let Writing { repository, lock, map, mut stored, size_bytes, .. } = self;
+        let mut data_bytes = 0;
+        map.each(repository, 0, |chunk, _| {
+            data_bytes += CHUNK_BYTES.min(size_bytes - chunk * CHUNK_BYTES);
+            Ok(())
+        })?;
+        let pages = map.store(repository, |bytes| stored.added_bytes += bytes)?;
+        let added_bytes = stored.added_bytes;
+        repository.store.settle()?;
+        lock.check()?;
+        let manifest = Manifest { format: FORMAT, source, size_bytes, data_bytes, added_bytes, pages };
+        Ok((repository.put_manifest(manifest)?, stored))
+    }
+}
+
+/// One of those who store what is given, until nothing more is.
+fn work(
+    repository: &Repository,
+    taker: &Mutex<Receiver<(u64, Vec<u8>)>>,
+    is_doubtful: &(dyn Fn(&Name) -> bool + Sync),
+    done: &Mutex<Done>,
+) {
+    loop {
+        let given = taker.lock().expect("no worker panics").recv();
+        let Ok((chunk, bytes)) = given else { return };
+        let is_hole = bytes.iter().all(|byte| *byte == 0);
+        let stored = (!is_hole).then(|| repository.put_chunk(&bytes, is_doubtful)).transpose();
+        let mut done = done.lock().expect("no worker panics");
+        match stored {
+            Ok(stored) => done.outcomes.push((chunk, stored)),
+            Err(why) => {
+                done.failure.get_or_insert(why);
+                return;
+            }
+        }
+    }
+}
