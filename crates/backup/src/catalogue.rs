@@ -104,7 +104,9 @@ impl Repository {
         let text = serde_json::to_vec(&manifest).expect("plain fields");
         let name = name_of(self.key.as_ref(), &text);
         let object = format!("{FOLDER}/{}-{name}", stamp(manifest.source.taken_ms));
-        self.store.put(&object, &seal(self.key.as_ref(), &name, &text))?;
+        let mut bytes = Vec::new();
+        seal(self.key.as_ref(), &name, &text, &mut bytes);
+        self.store.put(&object, &bytes)?;
         self.store.settle()?;
         Ok(Backup { id: id_of(&object), object, manifest })
     }

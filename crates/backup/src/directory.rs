@@ -1,7 +1,8 @@
 //! A repository in a directory: local, or of a file server.
 //!
 //! Invariants
-//! 1. A name is there with all of its bytes, on the medium, or not at all: files are written aside, synced and renamed.
+//! 1. A name is there with all of its bytes, on the medium, or not at all: a file is written under another name in the same
+//!    folder, synced and renamed. Names that begin with a dot are no objects.
 //! 2. Nothing outside the directory is touched.
 
 use crate::store::{Listed, OBJECT_BYTES_MAX, Store};
@@ -12,9 +13,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
 
-/// Files that are being written.
-const ASIDE: &str = "tmp";
+/// Of files that are being written. One that stays longer was left behind.
+const ASIDE: &str = ".";
+const LEFT_BEHIND: Duration = Duration::from_secs(86_400);
 
 /// Only the owner reads backups.
 const MODE: u32 = 0o600;
@@ -48,16 +51,14 @@ impl Directory {
 
     /// The bytes in a file of their own, and the path that they are to have.
     fn write_aside(&self, name: &str, bytes: &[u8]) -> Result<(PathBuf, PathBuf)> {
-        let (aside, path) = (self.path(ASIDE), self.path(name));
+        let path = self.path(name);
         let folder = path.parent().unwrap_or(&self.root).to_path_buf();
         let attempt = || -> std::io::Result<PathBuf> {
-            for made in [&aside, &folder] {
-                if !made.is_dir() {
-                    fs::create_dir_all(made)?;
-                    self.touched(made.parent().unwrap_or(&self.root).to_path_buf());
-                }
+            if !folder.is_dir() {
+                fs::create_dir_all(&folder)?;
+                self.touched(folder.parent().unwrap_or(&self.root).to_path_buf());
             }
-            let file = aside.join(uuid::Uuid::new_v4().to_string());
+            let file = folder.join(format!("{ASIDE}{}", uuid::Uuid::new_v4()));
             let write = |file: &Path| {
                 let mut open = OpenOptions::new().write(true).create_new(true).mode(MODE).open(file)?;
                 open.write_all(bytes)?;
@@ -84,6 +85,9 @@ impl Directory {
         for entry in entries {
             let entry = entry?;
             let name = folder.join(entry.file_name());
+            if is_aside(&entry) {
+                continue;
+            }
             // One that is deleted meanwhile is none.
             let found = match entry.metadata() {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
@@ -97,6 +101,10 @@ impl Directory {
         }
         Ok(())
     }
+}
+
+fn is_aside(entry: &fs::DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(ASIDE.as_bytes())
 }
 
 fn listed(name: &str, found: &fs::Metadata) -> Listed {
@@ -127,7 +135,10 @@ impl Store for Directory {
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(name);
         let mut bytes = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(OBJECT_BYTES_MAX).read_to_end(&mut bytes));
+        let read = File::open(&path).and_then(|file| {
+            bytes.reserve_exact(file.metadata()?.len().min(OBJECT_BYTES_MAX) as usize + 1);
+            file.take(OBJECT_BYTES_MAX).read_to_end(&mut bytes)
+        });
         match read {
             Ok(_) => Ok(Some(bytes)),
             Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
@@ -159,6 +170,21 @@ impl Store for Directory {
             }
             _ => Ok(()),
         }
+    }
+
+    fn sweep(&self, folder: &str) -> Result<()> {
+        let entries = match fs::read_dir(self.path(folder)) {
+            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(|why| Error::store(self.path(folder).display(), why))?,
+        };
+        for entry in entries.flatten().filter(is_aside) {
+            let written = entry.metadata().and_then(|found| found.modified()).ok();
+            let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
+            if age.is_some_and(|age| age > LEFT_BEHIND) {
+                fs::remove_file(entry.path()).map_err(|why| Error::store(entry.path().display(), why))?;
+            }
+        }
+        Ok(())
     }
 
     fn check_vacant(&self) -> Result<()> {

@@ -82,6 +82,18 @@ impl Lock {
         Ok(lock)
     }
 
+    /// A shared one, for who only reads: where nothing can be written there is none, and nobody to be kept from deleting.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: somebody deletes.
+    pub fn to_read(store: &Arc<dyn Store>, doing: &str) -> Result<Option<Lock>> {
+        match Lock::take(store, Kind::Shared, doing) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(Error::Store(_)) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
     /// Others who are at work, unless they and we may be at it together.
     fn give_way(&self, kind: Kind) -> Result<()> {
         for other in self.store.list(FOLDER)? {

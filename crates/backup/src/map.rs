@@ -117,7 +117,7 @@ impl Map {
         let Map { mut pages, changed, .. } = self;
         let encoded = changed.into_iter().map(|(at, page)| (at, encode(&page)));
         let put = |(at, bytes): (u64, Option<Vec<u8>>)| {
-            (at, bytes.map(|bytes| repository.put_chunk(&bytes, &|_| false)).transpose())
+            (at, bytes.map(|bytes| repository.put_chunk(&bytes, &|_| false, &mut Vec::new())).transpose())
         };
         in_order(encoded, put, |(at, stored)| {
             pages[at as usize] = stored?.map(|(name, bytes)| {

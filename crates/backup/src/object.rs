@@ -90,10 +90,12 @@ pub fn name_of(key: Option<&BackupKey>, plain: &[u8]) -> Name {
     Name(key.map_or_else(|| digest(plain), |key| key.name_of(plain)))
 }
 
-/// The object that holds `plain`, at most [`PLAIN_BYTES_MAX`], whose name is known.
-pub fn seal(key: Option<&BackupKey>, name: &Name, plain: &[u8]) -> Vec<u8> {
+/// The object that holds `plain`, at most [`PLAIN_BYTES_MAX`], whose name is known. It takes the place of what is in
+/// `object`: memory that was used before costs less than new one.
+pub fn seal(key: Option<&BackupKey>, name: &Name, plain: &[u8], object: &mut Vec<u8>) {
     assert!(plain.len() <= PLAIN_BYTES_MAX, "an object of {} bytes", plain.len());
-    let mut object = vec![0; HEAD_BYTES + zstd_safe::compress_bound(plain.len())];
+    object.resize(HEAD_BYTES + zstd_safe::compress_bound(plain.len()), 0);
+    object[..HEAD_BYTES].fill(0);
     object[..4].copy_from_slice(MAGIC);
     object[8..BOUND_BYTES].copy_from_slice(&(plain.len() as u32).to_le_bytes());
     match zstd_safe::compress(&mut object[HEAD_BYTES..], plain, LEVEL) {
@@ -113,7 +115,6 @@ pub fn seal(key: Option<&BackupKey>, name: &Name, plain: &[u8]) -> Vec<u8> {
         head[BOUND_BYTES..].copy_from_slice(&nonce);
         object.extend_from_slice(&tag);
     }
-    object
 }
 
 /// What the object of that name holds.
@@ -182,7 +183,8 @@ mod tests {
             }
             for key in keys() {
                 let name = name_of(key.as_ref(), &plain);
-                let object = seal(key.as_ref(), &name, &plain);
+                let mut object = vec![77; 9];
+                seal(key.as_ref(), &name, &plain, &mut object);
                 prop_assert_eq!(&open(key.as_ref(), &name, object.clone()).unwrap(), &plain);
                 let mut hurt = object.clone();
                 let at = at.index(hurt.len());
@@ -213,7 +215,8 @@ mod tests {
         let [_, key] = keys();
         let plain = b"a guest's secret ".repeat(100);
         let name = name_of(key.as_ref(), &plain);
-        let object = seal(key.as_ref(), &name, &plain);
+        let mut object = Vec::new();
+        seal(key.as_ref(), &name, &plain, &mut object);
         assert!(!object.windows(6).any(|bytes| bytes == b"secret"));
         assert_ne!(name, name_of(None, &plain));
         assert!(matches!(open(None, &name, object), Err(Error::Damaged(_))));

@@ -71,6 +71,7 @@ pub fn prune(repository: &Repository, keep: Option<&Keep>, is_dry: bool) -> Resu
             garbage.push(name);
         }
         if !is_dry {
+            repository.store.sweep(&folder(first))?;
             in_order(garbage, |name| repository.store.delete(&name.chunk()), |done| done)?;
         }
     }

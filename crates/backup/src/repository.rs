@@ -124,18 +124,23 @@ impl Repository {
     }
 
     /// Stores a chunk unless it is there; gives its name, and how many bytes that took. `is_doubtful` tells of chunks that
-    /// are stored in any case.
+    /// are stored in any case; `object` is memory for it.
     ///
     /// # Errors
     /// The store does not take it.
-    pub(crate) fn put_chunk(&self, plain: &[u8], is_doubtful: &dyn Fn(&Name) -> bool) -> Result<(Name, u64)> {
+    pub(crate) fn put_chunk(
+        &self,
+        plain: &[u8],
+        is_doubtful: &dyn Fn(&Name) -> bool,
+        object: &mut Vec<u8>,
+    ) -> Result<(Name, u64)> {
         let name = name_of(self.key.as_ref(), plain);
         let at = name.chunk();
         if !is_doubtful(&name) && self.store.stat(&at)?.is_some_and(|found| found.bytes >= HEAD_BYTES as u64) {
             return Ok((name, 0));
         }
-        let object = seal(self.key.as_ref(), &name, plain);
-        self.store.put(&at, &object)?;
+        seal(self.key.as_ref(), &name, plain, object);
+        self.store.put(&at, object)?;
         Ok((name, object.len() as u64))
     }
 }

@@ -1,6 +1,6 @@
 //! Backups given back: chunk by chunk, as a raw image, or as a stream of bytes.
 
-use crate::lock::{Kind, Lock};
+use crate::lock::Lock;
 use crate::object::Name;
 use crate::parallel::{WORKERS, in_order};
 use crate::{Backup, CHUNK_BYTES, Error, Map, Repository, Result};
@@ -24,7 +24,7 @@ pub struct Reader<'r> {
     size_bytes: u64,
     names: VecDeque<(u64, Name)>,
     ready: VecDeque<(u64, Result<Vec<u8>>)>,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 impl<'r> Reader<'r> {
@@ -33,7 +33,7 @@ impl<'r> Reader<'r> {
     /// # Errors
     /// A page can't be read.
     pub fn new(repository: &'r Repository, backup: &Backup, start: u64) -> Result<Reader<'r>> {
-        let lock = Lock::take(&repository.store, Kind::Shared, "restoring a backup")?;
+        let lock = Lock::to_read(&repository.store, "restoring a backup")?;
         let mut names = VecDeque::new();
         Map::of(&backup.manifest).each(repository, start / CHUNK_BYTES, |chunk, name| {
             names.push_back((chunk, name));

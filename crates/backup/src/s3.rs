@@ -190,7 +190,13 @@ impl Store for S3 {
         // A bucket that is not there is no object that is not there.
         match answer.is_success() {
             true => Ok(Some(answer.body)),
-            false if answer.why().starts_with("NoSuchBucket") => Err(Error::NotFound(answer.why())),
+            false if answer.why().starts_with("NoSuchBucket") => {
+                let bucket = self.bucket.name();
+                Err(Error::NotFound(format!(
+                    "there is no bucket {bucket}; make it first, in the store: {}",
+                    answer.why()
+                )))
+            }
             false => Ok(None),
         }
     }
@@ -241,6 +247,10 @@ impl Store for S3 {
             self.agent.delete(self.bucket.delete_object(Some(&self.credentials), &key).sign(SIGNED_FOR).as_str()).call()
         });
         asked.map(drop)
+    }
+
+    fn sweep(&self, _: &str) -> Result<()> {
+        Ok(())
     }
 
     fn check_vacant(&self) -> Result<()> {

@@ -38,6 +38,9 @@ pub trait Store: Send + Sync {
     /// It is no error where there is none.
     fn delete(&self, name: &str) -> Result<()>;
 
+    /// Takes away what writers that were cut off left in a folder a day ago.
+    fn sweep(&self, folder: &str) -> Result<()>;
+
     /// # Errors
     /// [`Error::Invalid`]: something else lies there.
     fn check_vacant(&self) -> Result<()>;

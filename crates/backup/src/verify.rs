@@ -32,8 +32,11 @@ pub struct Verified {
 /// # Errors
 /// The store can't be read, or somebody else is at work.
 pub fn verify(repository: &Repository, is_quick: bool, set_aside: bool, tell: impl Fn(u64, u64)) -> Result<Verified> {
-    let kind = if set_aside { Kind::Exclusive } else { Kind::Shared };
-    let lock = Lock::take(&repository.store, kind, "verifying")?;
+    let doing = "verifying";
+    let lock = match set_aside {
+        true => Some(Lock::take(&repository.store, Kind::Exclusive, doing)?),
+        false => Lock::to_read(&repository.store, doing)?,
+    };
     let catalogue = repository.catalogue()?;
     let mut verified = Verified { backups: catalogue.backups.len(), ..Verified::default() };
     for (id, why) in &catalogue.unreadable {
@@ -67,13 +70,13 @@ pub fn verify(repository: &Repository, is_quick: bool, set_aside: bool, tell: im
         }
         Ok(())
     })?;
-    if !is_quick {
+    if !is_quick && lock.is_some() {
         forget_mended(repository, &bad)?;
     }
     let mut needed = needed_by(repository, &catalogue.backups, &bad)?;
     for (name, why) in bad {
         verified.damage.push(Damage { why, backups: needed.remove(&name).unwrap_or_default() });
-        if set_aside {
+        if let Some(lock) = lock.as_ref().filter(|_| set_aside) {
             lock.check()?;
             put_aside(repository, &name)?;
             verified.set_aside += 1;

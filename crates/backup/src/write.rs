@@ -37,6 +37,8 @@ struct Done {
     outcomes: Vec<Outcome>,
     /// Why the first of them gave up.
     failure: Option<Error>,
+    /// Memory of chunks that are stored, for those to come.
+    spare: Vec<Vec<u8>>,
 }
 
 /// Takes chunks while they are read.
@@ -51,9 +53,14 @@ impl Give<'_> {
     ///
     /// # Errors
     /// The store did not take one before.
-    pub fn chunk(&mut self, chunk: u64, bytes: Vec<u8>) -> Result<()> {
+    pub fn chunk(&mut self, chunk: u64, bytes: &[u8]) -> Result<()> {
         self.read_bytes += bytes.len() as u64;
-        if self.done.lock().expect("no worker panics").failure.is_some() || self.giver.send((chunk, bytes)).is_err() {
+        let mut done = self.done.lock().expect("no worker panics");
+        let (mut copy, is_over) = (done.spare.pop().unwrap_or_default(), done.failure.is_some());
+        drop(done);
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        if is_over || self.giver.send((chunk, copy)).is_err() {
             return Err(Error::Store("the backup can't be stored".to_string()));
         }
         Ok(())
@@ -119,7 +126,7 @@ impl<'r> Writing<'r> {
             let mut give = Give { giver, done: &done, read_bytes: 0 };
             (feed(&mut give), give.read_bytes)
         });
-        let Done { outcomes, failure } = done.into_inner().expect("no worker panics");
+        let Done { outcomes, failure, .. } = done.into_inner().expect("no worker panics");
         // Why a worker gave up says more than that nothing could be given to it.
         failure.map_or(Ok(()), Err)?;
         fed?;
@@ -166,12 +173,14 @@ fn work(
     is_doubtful: &(dyn Fn(&Name) -> bool + Sync),
     done: &Mutex<Done>,
 ) {
+    let mut object = Vec::new();
     loop {
         let given = taker.lock().expect("no worker panics").recv();
         let Ok((chunk, bytes)) = given else { return };
         let is_hole = bytes.iter().all(|byte| *byte == 0);
-        let stored = (!is_hole).then(|| repository.put_chunk(&bytes, is_doubtful)).transpose();
+        let stored = (!is_hole).then(|| repository.put_chunk(&bytes, is_doubtful, &mut object)).transpose();
         let mut done = done.lock().expect("no worker panics");
+        done.spare.push(bytes);
         match stored {
             Ok(stored) => done.outcomes.push((chunk, stored)),
             Err(why) => {

@@ -100,7 +100,7 @@ fn back_up(
     writing.write(|give| {
         wanted.iter().filter(|chunk| (**chunk as usize) < bytes.len().div_ceil(CHUNK)).try_for_each(|chunk| {
             let at = *chunk as usize * CHUNK;
-            give.chunk(*chunk, bytes[at..bytes.len().min(at + CHUNK)].to_vec())
+            give.chunk(*chunk, &bytes[at..bytes.len().min(at + CHUNK)])
         })
     })?;
     writing.commit(of).map(|(backup, _)| backup)
@@ -137,7 +137,9 @@ fn backups_build_on_each_other_and_store_what_changed_once() {
         assert_eq!(catalogue.find("vm1").expect("there"), &second, "the latest");
         assert_eq!(catalogue.find(&first.id).expect("there"), &first);
         assert!(catalogue.find("vm2").unwrap_err().to_string().contains("backup list"));
-        assert!(place.files("locks").is_empty() && place.files("tmp").is_empty());
+        assert!(place.files("locks").is_empty());
+        let is_aside = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+        assert!(!place.files("").iter().any(is_aside));
     }
 }
 
@@ -178,8 +180,14 @@ fn what_nobody_needs_goes_and_all_else_stays() {
     let young = prune(&repository, Some(&keep), false).expect("pruned");
     assert_eq!((young.deleted.len(), young.freed_objects), (4, 0), "chunks of today stay");
     assert!(young.young_bytes > 0);
+    // Of a writer that was killed.
+    let left = place.files("chunks")[0].with_file_name(".left");
+    fs::write(&left, b"half").expect("written");
+    prune(&repository, None, false).expect("pruned");
+    assert!(left.exists(), "it may be at work");
     place.age();
     let pruned = prune(&repository, None, false).expect("pruned");
+    assert!(!left.exists());
     assert_eq!((pruned.freed_objects, pruned.kept), (8, 3), "four chunks and four pages");
     for (backup, bytes) in &kept[4..] {
         assert_eq!(&place.restored(backup), bytes);
@@ -276,6 +284,20 @@ fn who_deletes_is_alone() {
     assert!(refused.to_string().contains("pruning"), "{refused}");
     drop((alone, lock));
     assert!(place.files("locks").is_empty());
+}
+
+#[test]
+fn what_cannot_be_written_to_is_read() {
+    let place = Place::new(false);
+    let repository = place.open();
+    let backup = back_up(&repository, &filled(2, 1), None, source(1, 1, 1)).expect("stored");
+    // Nothing can be made in a folder that is a file.
+    fs::remove_dir(place.root().join("locks")).expect("empty");
+    fs::write(place.root().join("locks"), b"").expect("written");
+    assert_eq!(place.restored(&backup), filled(2, 1));
+    assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
+    assert!(matches!(prune(&repository, None, false), Err(Error::Store(_))));
+    assert!(matches!(back_up(&repository, &filled(2, 2), None, source(1, 2, 2)), Err(Error::Store(_))));
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn a_bucket_keeps_backups_though_it_fails_now_and_then() {
             (0..).zip(given).try_for_each(|(at, chunk): (u64, &[u8])| {
                 let mut chunk = chunk.to_vec();
                 chunk[0] = layer as u8;
-                give.chunk(at, chunk)
+                give.chunk(at, &chunk)
             })
         };
         writing.write(feed).expect("stored");

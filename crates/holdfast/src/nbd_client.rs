@@ -201,6 +201,8 @@ impl Client {
         let mut pieces = pieces.fuse();
         let mut waiting: VecDeque<(u64, u64, usize)> = VecDeque::with_capacity(depth);
         let mut arrived: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        // Memory that was used before costs less than new one.
+        let mut spare: Vec<Vec<u8>> = Vec::new();
         loop {
             while waiting.len() < depth {
                 let Some((offset, len)) = pieces.next() else { break };
@@ -210,6 +212,7 @@ impl Client {
             if let Some(data) = arrived.remove(&cookie) {
                 waiting.pop_front();
                 take(offset, &data)?;
+                spare.push(data);
                 continue;
             }
             let (cookie, error) = self.receive_reply()?;
@@ -217,7 +220,8 @@ impl Client {
             if let Some(error) = error {
                 return Err(error);
             }
-            let mut data = vec![0; of.2];
+            let mut data = spare.pop().unwrap_or_default();
+            data.resize(of.2, 0);
             self.stream.read_exact(&mut data)?;
             arrived.insert(cookie, data);
         }

@@ -12,8 +12,8 @@ use support::{Grid, holdfast, nbdcopy, needs, text, until};
 fn change(uri: &str, commands: &[&str]) {
     let mut command = Command::new(needs("qemu-io"));
     command.args(["-f", "raw", "-d", "unmap"]);
-    commands.iter().for_each(|line| drop(command.args(["-c", line])));
-    let output = command.arg(uri).output().expect("it runs");
+    let commands = commands.iter().flat_map(|line| ["-c", line]);
+    let output = command.args(commands).arg(uri).output().expect("it runs");
     assert!(output.status.success() && !text(&output.stdout).contains("failed"), "{}", text(&output.stdout));
 }
 
@@ -124,7 +124,7 @@ fn an_encrypted_volume_is_not_stored_in_plain_unasked() {
     let key = desk.path("key");
     let made = Command::new("sh").arg("-c").arg(format!("umask 077; openssl rand -hex 32 > {key}")).status();
     assert!(made.expect("it runs").success());
-    grid.ok(&format!("volume create v1 --size 16MiB --layout mirror:2 --key-file {key}"));
+    grid.ok(&format!("volume create v1 --size 16MiB --layout mirror:2 --encrypt --key-file {key}"));
     change(&grid.uri("v1"), &["write -P 77 0 8M", "flush"]);
     grid.ok(&format!("backup init {repository}"));
     let why = grid.fails(&format!("backup create {repository} v1"));

@@ -3,6 +3,7 @@
 use crate::page::Page;
 use crate::reader::{QEMU, Reader, Site};
 use crate::support::{find, needs, skip};
+use std::path::Path;
 
 /// A machine as the page about installing leaves it, with volumes, and NBD by TLS as the page about security has it.
 fn installed() -> Site {
@@ -22,6 +23,22 @@ fn installed() -> Site {
 fn the_page_about_backups_works_as_it_is_typed() {
     let (mut site, mut page) = (installed(), Page::open("integrate/backup.md"));
     let a = site.at("a");
+    a.types("mkdir -p /etc/cron.d; holdfast snapshot create vm1 first");
+    let restore = Path::new(env!("CARGO_BIN_EXE_holdfast")).with_file_name("holdfast-restore");
+    assert!(restore.exists(), "`cargo build -p holdfast-backup` makes holdfast-restore, as all tests together do");
+    a.types(&page.block("mkdir -p /mnt/nas"));
+    let verified = a.types(&page.block("echo '0 2 * * *"));
+    assert!(verified.contains("2 backups"), "{verified}");
+    // As cron would.
+    let nightly = a.types("cut -d ' ' -f 7- /etc/cron.d/holdfast-backup | sh -e");
+    assert!(nightly.contains("stay"), "{nightly}");
+    a.types(&page.block("holdfast backup restore"));
+    a.types(&page.block("holdfast-restore list"));
+    let same = "nbdcopy \"nbd+unix:///vm1-again?socket=$HOLDFAST_DIR/nbd.sock\" out";
+    a.types(&format!(
+        "{same}; cmp out vm1.raw; cmp out vm1.img; rm out vm1.raw vm1.img; holdfast volume delete vm1-again"
+    ));
+    a.types("holdfast snapshot delete vm1 first");
     // The other grid is another reader's.
     let mut other = Reader::new();
     other.types("holdfast grid up --nodes 3 --device-size 1GiB");

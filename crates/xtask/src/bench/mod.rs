@@ -1,12 +1,13 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd. What something costs: `--maintenance` background
 //! care, `--tls` TLS between host and nodes, `--encrypt` encryption at rest, `--reduce` compression, and what that
-//! saves, `--nested` nested layouts beside a mirror. `--sharing` is what a sharing domain saves and costs. `--noisy` is what a
+//! saves, `--nested` nested layouts beside a mirror. `--backup` is backups beside reading in order. `--sharing` is what a sharing domain saves and costs. `--noisy` is what a
 //! guest feels of its neighbour, by `qos.isolation`. `--diskspd` is many threads on three nodes beside the raw file;
 //! `--etcd` what a grid that keeps its metadata in etcd does when a node, or etcd, or both hang, and when a volume
 //! changes hands.
 //!
 //! Every run makes grids of its own, and takes them down with all their files, however it ends.
 
+mod backup;
 mod disks;
 mod diskspd;
 mod encrypt;
@@ -37,6 +38,7 @@ const OLDER_MAINTENANCE: &str = "--care";
 pub fn run(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
         Some((first, rest)) if first == "--maintenance" || first == OLDER_MAINTENANCE => maintenance::run(rest),
+        Some((first, rest)) if first == "--backup" => backup::run(rest),
         Some((first, rest)) if first == "--tls" => tls::run(rest),
         Some((first, rest)) if first == "--encrypt" => encrypt::run(rest),
         Some((first, rest)) if first == "--nested" => nested::run(rest),

@@ -9,7 +9,7 @@ use crate::grid::layout::GridDir;
 use crate::nbd_client::{Client, REQUEST_BYTES_MAX};
 use anyhow::{Context, Result};
 use clap::Args;
-use holdfast_api::{Code, Request, SnapshotInfo, VolumeInfo, refuse};
+use holdfast_api::{Code, Request, SnapshotInfo, VolumeInfo, VolumeState, refuse};
 use holdfast_backup::{Backup, CHUNK_BYTES, Error, Repository, Source, Stored, Writing, now_ms, stamp};
 use holdfast_base::size::Size;
 use holdfast_format::stream::Begin;
@@ -30,10 +30,10 @@ const _: () = assert!(REQUEST_BYTES_MAX as u64 == CHUNK_BYTES, "a chunk is read 
 )]
 pub struct Create {
     repository: String,
-    /// Volumes in service, or VOLUME@SNAPSHOT
+    /// Volumes in service at this host, or VOLUME@SNAPSHOT
     #[arg(required_unless_present = "all", value_name = "VOLUME")]
     volumes: Vec<String>,
-    /// All volumes in service
+    /// All volumes in service at this host
     #[arg(long, conflicts_with = "volumes")]
     all: bool,
     /// Read all of it, also what did not change since the last backup
@@ -60,7 +60,10 @@ impl Create {
         let repository = key.open(&self.repository)?;
         let wanted = if self.all { in_service(dir)? } else { self.volumes.clone() };
         if wanted.is_empty() {
-            refuse!(Code::State, "no volume is in service; `holdfast volume export NAME` takes one into service");
+            refuse!(
+                Code::State,
+                "no volume is in service at this host; `holdfast volume export NAME` takes one into service"
+            );
         }
         let (mut made, mut failed) = (Vec::new(), Vec::new());
         for of in &wanted {
@@ -92,7 +95,14 @@ impl Create {
 
     fn back_up(&self, repository: &Repository, dir: &GridDir, of: &str, json: bool) -> Result<Made> {
         let (name, given) = of.split_once('@').map_or((of, None), |(name, snapshot)| (name, Some(snapshot)));
-        let volume = client::live_volume(dir, name)?;
+        let volume = client::volume(dir, &Request::VolumeShow { name: name.to_string() })?;
+        if volume.state != VolumeState::Open {
+            let how = volume.host.as_ref().map_or_else(
+                || format!("`holdfast volume export {name}` takes it into service"),
+                |host| format!("give the command at host {host}"),
+            );
+            refuse!(Code::State, "volume {name} is not in service at this host (it is {}); {how}", volume.state);
+        }
         if volume.encrypted && repository.about().key.is_none() && !self.plain {
             refuse!(
                 Code::Protected,
@@ -118,11 +128,9 @@ impl Create {
             let _ = delete(&snapshot);
             return made;
         };
-        for old in self.superfluous(repository, &volume, &snapshot)? {
-            if let Err(why) = delete(&old) {
-                made.note = Some(format!("snapshot {old} of it could not be deleted: {why:#}"));
-            }
-        }
+        let deleted =
+            self.superfluous(repository, &volume, &snapshot).and_then(|old| old.iter().try_for_each(|old| delete(old)));
+        made.note = deleted.err().map(|why| format!("a snapshot of the backup before could not be deleted: {why:#}"));
         Ok(made)
     }
 
@@ -177,7 +185,7 @@ impl Create {
             let taken = reading.read_in_order(ranges, READ_DEPTH, |offset, bytes| {
                 done_bytes += bytes.len() as u64;
                 progress.set(done_bytes);
-                give.chunk(offset / CHUNK_BYTES, bytes.to_vec()).map_err(std::io::Error::other)
+                give.chunk(offset / CHUNK_BYTES, bytes).map_err(std::io::Error::other)
             });
             taken.map_err(|why| Error::store(format_args!("cannot read {}@{snapshot}", volume.name), why))
         });
@@ -203,7 +211,8 @@ fn prefix(repository: &Repository) -> String {
 
 fn in_service(dir: &GridDir) -> Result<Vec<String>> {
     let volumes = client::volumes(dir)?.into_iter();
-    Ok(volumes.filter(|volume| volume.exported && !volume.is_store).map(|volume| volume.name).collect())
+    let is_ours = |volume: &VolumeInfo| volume.state == VolumeState::Open && volume.exported && !volume.is_store;
+    Ok(volumes.filter(is_ours).map(|volume| volume.name).collect())
 }
 
 fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {
