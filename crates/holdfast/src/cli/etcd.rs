@@ -133,7 +133,7 @@ fn print_member(made: &Made, places: &Places) -> Result<()> {
          systemctl stop etcd\n  \
          chown -R etcd: {to}\n  \
          cp {to}/etcd.env /etc/default/etcd\n  \
-         systemctl start etcd\n\
+         systemctl start --no-block etcd\n\
          That file says:\n\n{environment}"
     ))
 }

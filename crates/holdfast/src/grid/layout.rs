@@ -147,8 +147,8 @@ pub struct GridDir {
 }
 
 impl GridDir {
-    /// `--dir`, else `$HOLDFAST_DIR`, else `~/.holdfast/grid`; for the package's program that of its units, if there is a grid
-    /// in it, and none in the former.
+    /// `--dir`, else `$HOLDFAST_DIR`, else `~/.holdfast/grid`. For the package's program that of its units, if there is no grid
+    /// in the former, and one in this or it is root who asks.
     pub fn choose(dir: Option<&Path>) -> Result<GridDir> {
         let root = match (dir, std::env::var_os("HOLDFAST_DIR")) {
             (Some(dir), _) => dir.to_path_buf(),
@@ -355,13 +355,15 @@ impl GridDir {
     }
 }
 
-/// The package's directory where its program is asked, and a grid is there alone.
+/// The package's directory where its program is asked, no grid is at home, and one is there or is to be root's.
 fn of_package_or(home: Option<PathBuf>) -> Option<PathBuf> {
     let has_grid = |root: &Path| root.join("grid.json").exists();
     let is_packaged = || std::env::current_exe().is_ok_and(|program| program == Path::new(PACKAGED_PROGRAM));
     let packaged = Path::new(PACKAGED_DIR);
-    let is_there_alone = has_grid(packaged) && !home.as_deref().is_some_and(has_grid);
-    if is_there_alone && is_packaged() { Some(packaged.to_path_buf()) } else { home }
+    // A grid that root makes is the machine's.
+    let is_for_it = has_grid(packaged) || rustix::process::geteuid().is_root();
+    let is_its = is_for_it && !home.as_deref().is_some_and(has_grid);
+    if is_its && is_packaged() { Some(packaged.to_path_buf()) } else { home }
 }
 
 impl GridConfig {

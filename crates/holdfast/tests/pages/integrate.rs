@@ -1,19 +1,21 @@
 //! Pages about what uses volumes.
 
-use crate::page::Page;
 use crate::reader::{QEMU, Reader, Site};
 use crate::support::{find, needs, skip};
+use holdfast_lab::page::Page;
 use std::path::Path;
 
 /// A machine as the page about installing leaves it, with volumes, and NBD by TLS as the page about security has it.
 fn installed() -> Site {
     let mut site = Site::new(&["a"]);
     let a = site.at("a");
-    a.types("export HOLDFAST_DIR=/srv/holdfast");
+    a.types("export HOLDFAST_DIR=/var/lib/holdfast");
     a.types("holdfast grid up --nodes 3 --device-size 1GiB --address 10.0.0.1 --tls on");
     a.types("holdfast grid tls server 10.0.0.1 --out /etc/nbd-tls");
     a.types("holdfast grid tls client vm7 --out /etc/pki/vm7");
-    a.types("printf 'nbd.tcp = \"10.0.0.1:10809\"\\nnbd.tls_dir = \"/etc/nbd-tls\"\\n' >>/srv/holdfast/holdfast.toml");
+    a.types(
+        "printf 'nbd.tcp = \"10.0.0.1:10809\"\\nnbd.tls_dir = \"/etc/nbd-tls\"\\n' >>/var/lib/holdfast/holdfast.toml",
+    );
     a.types("holdfast grid down --host; holdfast grid up");
     a.types("for v in vm1 db; do holdfast volume create $v --size 1GiB; done; holdfast volume allow db vm7");
     site
@@ -103,12 +105,13 @@ fn the_pages_about_qemu_and_others_work_as_they_are_typed() {
     let (mut site, mut page) = (installed(), Page::open("integrate/qemu-libvirt.md"));
     let a = site.at("a");
     a.has_program("qemu-system-x86_64", QEMU);
-    a.types("export HOLDFAST_DIR=/srv/holdfast; qemu-img create -f qcow2 disk.qcow2 64M");
+    a.has_program("apt", "#!/bin/sh\n");
+    a.types("export HOLDFAST_DIR=/var/lib/holdfast; qemu-img create -f qcow2 disk.qcow2 64M");
     a.types("holdfast snapshot create vm1 monday; holdfast volume create ocfs --size 1GiB");
     // The guest's machine is this one.
     a.has_program("virsh", &virsh());
     for (begins, tells) in [
-        ("qemu-system-x86_64", "virtual size: 1 GiB"),
+        ("apt install", "virtual size: 1 GiB"),
         ("qemu-system-x86_64", "virtual size: 1 GiB"),
         ("holdfast volume xml vm1", "domain.xml validates"),
         ("qemu-img convert", "virtual size: 1 GiB"),

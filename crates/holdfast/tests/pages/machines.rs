@@ -3,9 +3,9 @@
 //! Each is a directory with addresses of its own here, and members of etcd are real ones, by the configuration that is
 //! printed for them.
 
-use crate::page::{Page, Typed};
 use crate::reader::{Reader, Site};
 use crate::support::{etcd, needs, until};
+use holdfast_lab::page::{Page, Typed};
 use std::fs;
 use std::process::Command;
 
@@ -92,7 +92,7 @@ fn upgrade(site: &mut Site) {
     // The tutorial's grids are elsewhere, and systemd does not run them.
     for machine in site.all() {
         let dir = machine.path(".holdfast/grid").display().to_string();
-        machine.has("/srv/holdfast", &dir);
+        machine.has("/var/lib/holdfast", &dir);
     }
     // Where a machine leaves, three others have what the layout needs.
     site.add("d");
@@ -131,7 +131,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     let mut page = Page::open("operate/security.md");
     let a = site.at("a");
     let dir = a.path(".holdfast/grid").display().to_string();
-    a.has("/srv/holdfast", &dir);
+    a.has("/var/lib/holdfast", &dir);
     units(a);
     // No user of this machine is changed: ann is the reader, whose own group may look.
     ["groupadd", "usermod"].iter().for_each(|tool| a.has_program(tool, "#!/bin/sh\n"));

@@ -8,7 +8,6 @@
 mod integrate;
 mod machines;
 mod one_machine;
-mod page;
 mod reader;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,8 +1,8 @@
 //! Pages that need one machine, or one of each grid.
 
-use crate::page::Page;
 use crate::reader::{QEMU, Reader};
 use crate::support::receivers;
+use holdfast_lab::page::Page;
 
 #[test]
 fn the_tutorial_on_one_machine_works_as_it_is_typed() {
@@ -166,13 +166,13 @@ fn the_pages_about_devices_drills_and_what_is_watched_work_as_they_are_typed() {
 
     let (hook, mail, _heard) = receivers();
     let dir = reader.path(".holdfast/grid").display().to_string();
-    reader.has("/srv/holdfast", &dir);
+    reader.has("/var/lib/holdfast", &dir);
     reader.has("https://chat.example.org", &format!("http://127.0.0.1:{hook}"));
     reader.has("smtps://holdfast@mail.example.org:465", &format!("smtp://127.0.0.1:{mail}"));
     // That server knows no passwords.
     reader.has("alerts.smtp_password_file =", "# alerts.smtp_password_file =");
     reader.has_program("systemctl", "#!/bin/sh\nholdfast grid down --host && holdfast grid up\n");
-    let said = reader.types(&page.block("cat >>/srv/holdfast/holdfast.toml"));
+    let said = reader.types(&page.block("cat >>/var/lib/holdfast/holdfast.toml"));
     assert_eq!(said.matches(": sent").count(), 2, "{said}");
 
     let said = reader.types(&Page::open("operate/support.md").block("holdfast support"));

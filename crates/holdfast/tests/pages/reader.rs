@@ -1,7 +1,7 @@
 //! Users who have read nothing but the page, and their machines.
 
-use crate::page::Typed;
 use crate::support::{program, text};
+use holdfast_lab::page::Typed;
 use holdfast_lab::ports;
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,6 +40,7 @@ exit 1
 /// Runs what units say, and etcd by its settings: what systemd would do of it.
 const SYSTEMCTL: &str = r#"#!/bin/bash
 [ "$1" = daemon-reload ] && exit 0
+[ "$2" = --no-block ] && set -- "$1" "$3"
 [ "$1 $2" = "enable --now" ] && set -- start "$3"
 pid_of() {
     case "$1" in

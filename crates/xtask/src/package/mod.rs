@@ -14,6 +14,9 @@ mod deb;
 mod image;
 mod notes;
 mod parts;
+mod systems;
+mod three;
+mod tree;
 mod trial;
 mod upgrade;
 
@@ -26,8 +29,9 @@ use std::process::Command;
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-const USAGE: &str = "`./x package` takes --no-image; --try: the package on a machine of QEMU, with its systemd; --upgrade: nothing but \
-                     the release before brought to this one, and back";
+const USAGE: &str = "`./x package` takes --no-image; --try: the package on a machine of QEMU, with its systemd; --install: on each system \
+                     that it is for; --three: on three machines, to a guest that boots from a volume; --upgrade: nothing but the \
+                     release before brought to this one, and back";
 
 /// What it stands on; `./x` installs them.
 const PROGRAMS: &[&str] = &["dpkg-buildpackage", "dh", "lintian", "mmdebstrap", "umoci", "git"];
@@ -63,7 +67,7 @@ impl Place {
 }
 
 pub fn run(arguments: &[String]) -> Result<()> {
-    let known = ["--no-image", "--try", "--upgrade"];
+    let known = ["--no-image", "--try", "--install", "--three", "--upgrade"];
     let unknown = arguments.iter().find(|argument| !known.contains(&argument.as_str()));
     if unknown.is_some() {
         bail!(USAGE);
@@ -90,10 +94,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
     fs::write(place.out.join("RELEASE-NOTES.md"), notes::page(&notes, VERSION))?;
     let given = sums(&place.out)?;
-    if is_asked("--try") {
-        trial::run(&place)?;
-    }
     judge_libraries()?;
+    let trials: [(&str, fn(&Place) -> Result<()>); 3] =
+        [("--try", trial::run), ("--install", systems::run), ("--three", three::run)];
+    for (_, try_it) in trials.iter().filter(|(name, _)| is_asked(name)) {
+        try_it(&place)?;
+    }
     println!("package: {given} files and SHA256SUMS in {}", place.out.display());
     Ok(())
 }
@@ -105,7 +111,9 @@ fn judge_libraries() -> Result<()> {
     let run = |arguments: &[&str]| tools::run(Command::new(&deny).args(arguments).current_dir(tools::root()));
     run(&["check", "--hide-inclusion-graph", "--show-stats", "licenses", "bans", "sources"])?;
     if run(&["fetch", "db"]).is_err() {
-        println!("package: known holes of libraries were NOT looked for: the database of RustSec can't be reached from here");
+        println!(
+            "package: known holes of libraries were NOT looked for: the database of RustSec can't be reached from here"
+        );
         return Ok(());
     }
     run(&["check", "--hide-inclusion-graph", "--show-stats", "--disable-fetch", "advisories"])

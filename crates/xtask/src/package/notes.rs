@@ -23,7 +23,7 @@ pub fn of_version(changelog: &str, version: &str) -> Result<String> {
 pub fn page(notes: &str, version: &str) -> String {
     format!(
         "# Holdfast {version}\n\n\
-         Debian 12 and 13, Ubuntu 22.04 and later, on x86-64: `apt install ./holdfast_{version}_amd64.deb`. Check what you \
+         Debian 12 and 13, Ubuntu 22.04 and 24.04, on x86-64: `apt install ./holdfast_{version}_amd64.deb`. Check what you \
          have by `sha256sum --check SHA256SUMS` before.\n\n{notes}\n"
     )
 }

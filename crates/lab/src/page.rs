@@ -19,18 +19,7 @@ pub struct Page {
 
 impl Page {
     pub fn open(name: &'static str) -> Page {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
-        let page = fs::read_to_string(path).unwrap();
-        let (mut blocks, mut title) = (Vec::new(), String::new());
-        for (index, part) in page.split("```").enumerate() {
-            if index % 2 == 0 {
-                let mut titles = part.lines().rev().filter_map(|line| line.strip_prefix("## "));
-                title = titles.next().map_or(title, str::to_string);
-            } else if let Some(block) = part.strip_prefix("console\n") {
-                blocks.push((title.clone(), commands_of(block)));
-            }
-        }
-        Page { name, blocks: blocks.into_iter() }
+        Page { name, blocks: blocks(name).into_iter() }
     }
 
     /// The next one, which begins so.
@@ -60,6 +49,29 @@ impl Page {
         let blocks: Vec<_> = self.blocks.by_ref().skip_while(|(of, _)| of != title).collect();
         self.blocks = blocks.into_iter();
     }
+}
+
+/// All blocks of a page under this title: for who types it and not the rest of the page.
+pub fn section(name: &str, title: &str) -> Vec<Vec<Typed>> {
+    let found: Vec<_> = blocks(name).into_iter().filter(|(of, _)| of == title).map(|(_, block)| block).collect();
+    assert!(!found.is_empty(), "{name} shows no commands under `{title}`");
+    found
+}
+
+/// Each block of commands in `docs/NAME`, with the title over it.
+fn blocks(name: &str) -> Vec<(String, Vec<Typed>)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+    let page = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let (mut blocks, mut title) = (Vec::new(), String::new());
+    for (index, part) in page.split("```").enumerate() {
+        if index % 2 == 0 {
+            let mut titles = part.lines().rev().filter_map(|line| line.strip_prefix("## "));
+            title = titles.next().map_or(title, str::to_string);
+        } else if let Some(block) = part.strip_prefix("console\n") {
+            blocks.push((title.clone(), commands_of(block)));
+        }
+    }
+    blocks
 }
 
 impl Drop for Page {
