@@ -52,13 +52,38 @@ fn check_open(page: &str, dir: &Path) {
     promtool(&["tsdb", "create-blocks-from", "openmetrics", paths[0], paths[1]], "");
 }
 
+/// Of requests of both kinds: buckets end with the count, and each stage counts as many as there were.
+fn check_histograms(page: &str) {
+    for op in ["read", "write"] {
+        let all = value(page, &format!("holdfast_request_seconds_count{{op=\"{op}\"}}")).expect("it is there");
+        assert!(all >= 1.0, "there was a {op}: {page}");
+        let ends: Vec<f64> = page
+            .lines()
+            .filter(|line| line.starts_with("holdfast_request_") && line.contains(&format!("op=\"{op}\"")))
+            .filter(|line| line.contains("_count{") || line.contains("le=\"+Inf\""))
+            .map(|line| line.rsplit_once(' ').and_then(|(_, count)| count.parse().ok()).expect("a count"))
+            .collect();
+        assert!(ends.len() > 20 && ends.iter().all(|count| *count == all), "{op}: {ends:?}, not {all}");
+        let seconds = |series: &str| -> f64 {
+            let is_of = |line: &&str| line.starts_with(series) && line.contains(&format!("op=\"{op}\""));
+            let values = page.lines().filter(is_of).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+            values.sum()
+        };
+        let (whole, stages) =
+            (seconds("holdfast_request_seconds_sum{"), seconds("holdfast_request_stage_seconds_sum{"));
+        assert!((whole - stages).abs() < 1e-6, "{op}: {whole} s, by stage {stages} s");
+        // What is in memory still is read in no time.
+        assert!(op == "read" || whole > 0.0, "{page}");
+    }
+}
+
 #[test]
 fn the_page_of_metrics_tells_what_clients_do_and_what_is_not_well() {
     let grid = Grid::new(11);
     grid.up("--nodes 3 --devices 1");
     grid.ok("volume create v1 --size 16MiB --layout mirror:2");
     let before = page(&grid);
-    for part in ["status", "loads", "stages", "tasks", "findings", "certificates", "metadata"] {
+    for part in ["status", "loads", "stages", "times", "tasks", "findings", "certificates", "metadata"] {
         assert_eq!(value(&before, &format!("holdfast_scrape_part_up{{part=\"{part}\"}}")), Some(1.0), "{part}");
     }
     let written = "holdfast_volume_written_bytes_total{volume=\"v1\"}";
@@ -80,6 +105,8 @@ fn the_page_of_metrics_tells_what_clients_do_and_what_is_not_well() {
         "{after}"
     );
     assert!(after.contains("holdfast_volume_stage_seconds{volume=\"v1\",op=\"write\",stage=\"leg device\""), "{after}");
+    assert_eq!(guest.read(8 << 20), Ok(7));
+    check_histograms(&page(&grid));
     drop(guest);
 
     // Those that are asked for; the sums stay.

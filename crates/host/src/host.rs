@@ -29,6 +29,7 @@ use holdfast_base::{
 use holdfast_format::talk::Talk;
 use holdfast_format::wire::{DeviceHealth, DeviceStat};
 use holdfast_qos::Isolation;
+use holdfast_stages::Totals;
 use holdfast_volume::{Change, Effect as VolumeEffect, Event as VolumeEvent, Notice, SlowBecause, State, Turn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -108,6 +109,7 @@ pub struct Host {
     pub(crate) turns: Turns,
     pub(crate) packing: Packing,
     pub(crate) waiters: Waiters,
+    pub(crate) totals: Box<Totals>,
     nodes_up: BTreeMap<NodeId, NodeUp>,
     pub(crate) nodes_away: BTreeSet<NodeId>,
     pub(crate) inspections: Inspections,
@@ -148,6 +150,7 @@ impl Host {
             turns: Turns::new(config),
             packing: Packing::new(config.packing, config.mutations),
             waiters: Waiters::default(),
+            totals: Box::default(),
             nodes_up: BTreeMap::new(),
             nodes_away: BTreeSet::new(),
             inspections: Inspections::default(),

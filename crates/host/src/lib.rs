@@ -51,7 +51,7 @@ pub use event::{
 pub use forward::{LinkId, Peer};
 pub use groups::{GroupId, Heard, Sibling};
 pub use holdfast_qos::{Capacity, Figures, Isolation, Policy as QosPolicy, promise};
-pub use holdfast_stages::{Kind, NodeReport, Report, Spans, Stage, StageReport};
+pub use holdfast_stages::{BOUNDS_US, Kind, NodeReport, Report, Spans, Stage, StageReport, Tally, Totals};
 pub use host::{Config, Host};
 pub use limits::{LIMIT, LimitError, Limits, policy_of};
 pub use mutations::Mutations;

@@ -12,7 +12,7 @@ use crate::requests::{Origin, Requester, Way};
 use crate::turns::Waiting;
 use crate::volumes::Volume;
 use holdfast_base::{BlockOp, HeadId, Instant, Token};
-use holdfast_stages::{Kind, Recorder, Report, Stage};
+use holdfast_stages::{Kind, Recorder, Report, Stage, Totals};
 use std::time::Duration;
 
 const KINDS: [Kind; 2] = [Kind::Read, Kind::Write];
@@ -96,6 +96,7 @@ impl Host {
             "stages add up to more than {took:?}: {spans:?}"
         );
         spans.fill_up(took, if way.by_filters { Stage::Filters } else { Stage::Rest });
+        self.totals.count(kind, &spans);
         self.record(now, at, head, |recorder| recorder.record(now, kind, &spans));
     }
 
@@ -160,6 +161,11 @@ impl Host {
             (rate > 0.0).then(|| (name.to_string(), rate, depth))
         };
         self.heads().filter_map(load).collect()
+    }
+
+    /// All requests of guests since this was made, those of volumes that are gone among them.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
     }
 
     /// Whether volumes wait for each other here, and not for their own limits alone.

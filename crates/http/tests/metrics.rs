@@ -3,7 +3,7 @@
 use holdfast_api::{
     Capacity, Code, Error, Finding, Health, HostStatus, Neighbour, Request, Response, Role, SlowInfo, TaskInfo,
 };
-use holdfast_http::metrics::{Certificate, Survey};
+use holdfast_http::metrics::{Certificate, Survey, Times};
 use holdfast_http::{Ask, Caller, Config, Limits, Shown, router, serve_unix};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -50,6 +50,10 @@ impl Survey for Fake {
     }
 
     fn slow(&self, _: &[String]) -> Result<Vec<(String, SlowInfo)>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn times(&self) -> Result<Vec<Times>, Error> {
         Ok(Vec::new())
     }
 

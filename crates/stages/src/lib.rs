@@ -14,12 +14,16 @@
 //!
 //! **The node** that a request waited for longest is kept with it, whether it answered in the end or another one did for it.
 //!
+//! [`Totals`] are the same of all volumes together since the host was started, with fewer bounds.
+//!
 //! Invariant: stages of a request add up to what it took, [`Stage::Rest`] has what nobody marked.
 
 mod histogram;
 mod recorder;
+mod totals;
 mod trail;
 
 pub use histogram::Histogram;
 pub use recorder::{Kind, NodeReport, Recorder, Report, SLOWEST_MAX, Slow, StageReport};
+pub use totals::{BOUNDS_US, Tally, Totals};
 pub use trail::{Spans, Stage, Trail};

@@ -16,7 +16,7 @@ use holdfast_format::wire::{DeviceTrouble, Reply, Request};
 use holdfast_host::homes::Share;
 use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::views::{self, Published, SharingView};
-use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling};
+use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling, Totals};
 use holdfast_runtime::reactor::{Io, ListenError};
 use holdfast_verdict::told;
 use holdfast_volume::Claim;
@@ -76,6 +76,10 @@ pub enum Command {
     /// How busy volumes and clones were of late.
     Loads {
         answer: Answer<Vec<Neighbour>>,
+    },
+    /// All requests of guests since the host was started, by how long they took.
+    Totals {
+        answer: Answer<Box<Totals>>,
     },
     /// Who is connected to a volume or clone, for people.
     Users {
@@ -241,6 +245,7 @@ impl Shell {
             Command::Anatomy { name, answer } => answer.tell(self.parts_of(&name)),
             Command::Slow { name, answer } => answer.tell(self.slow_of(now, &name, io)),
             Command::Loads { answer } => answer.tell(told::loads(&self.host, now)),
+            Command::Totals { answer } => answer.tell(Box::new(self.host.totals().clone())),
             Command::Users { name, answer } => answer.tell(self.host.users(&name)),
             Command::Sharing { known, answer } => answer.tell(self.host.sharing(&known)),
             Command::Reservations { answer } => answer.tell(self.host.reservations().clone()),

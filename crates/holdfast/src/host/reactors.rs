@@ -14,7 +14,7 @@ use super::nbd::Arrival;
 use holdfast_base::VolumeId;
 pub use holdfast_host::homes::FRONT;
 use holdfast_host::homes::{Homes, Offered, Route, Shown, Spread};
-use holdfast_host::{Host, Order, Outcome, Sibling};
+use holdfast_host::{Host, Order, Outcome, Sibling, Totals};
 use holdfast_runtime::mailbox::{Full, Sender};
 use holdfast_runtime::reactor::ListenError;
 use std::collections::{BTreeMap, VecDeque};
@@ -203,6 +203,7 @@ impl Reactors {
                 self.post_to(self.homes().of_name(&name), Command::Volume { name, answer })
             }
             Command::Loads { answer } => self.post_to_all(answer, concat, |answer| Command::Loads { answer }),
+            Command::Totals { answer } => self.post_to_all(answer, sum_of_totals, |answer| Command::Totals { answer }),
             Command::Slow { name, answer } => self.post_to(self.homes().of_name(&name), Command::Slow { name, answer }),
             Command::Anatomy { name, answer } => {
                 self.post_to(self.homes().of_name(&name), Command::Anatomy { name, answer })
@@ -341,6 +342,12 @@ fn sum_of_maps<K: Ord>(parts: Vec<BTreeMap<K, u64>>) -> BTreeMap<K, u64> {
     for (key, count) in parts.into_iter().flatten() {
         *all.entry(key).or_default() += count;
     }
+    all
+}
+
+fn sum_of_totals(parts: Vec<Box<Totals>>) -> Box<Totals> {
+    let mut all = Box::<Totals>::default();
+    parts.iter().for_each(|part| all.add(part));
     all
 }
 

@@ -10,7 +10,8 @@ use crate::overview::gather_as;
 use crate::protocol::code_of;
 use anyhow::{Result, anyhow};
 use holdfast_api::{Error, Finding, HostStatus, Neighbour, SlowInfo, TaskInfo};
-use holdfast_http::metrics::{Certificate, Survey};
+use holdfast_host::{BOUNDS_US, Kind, Stage, Tally, Totals};
+use holdfast_http::metrics::{Certificate, Survey, Times};
 
 fn told<T>(result: Result<T>) -> Result<T, Error> {
     result.map_err(|error| Error::new(code_of(&error), format!("{error:#}")))
@@ -27,6 +28,12 @@ impl Survey for ControlPlane {
             slow.map(|slow| Some((name.clone(), *slow?))).transpose()
         };
         told(names.iter().filter_map(slow).collect())
+    }
+
+    fn times(&self) -> Result<Vec<Times>, Error> {
+        let totals = told(self.ask(|answer| Command::Totals { answer }))?;
+        let kinds = [(Kind::Read, "read"), (Kind::Write, "write")];
+        Ok(kinds.into_iter().flat_map(|(kind, op)| times_of(&totals, kind, op)).collect())
     }
 
     fn tasks(&self, status: &HostStatus) -> Result<Vec<TaskInfo>, Error> {
@@ -48,6 +55,17 @@ impl Survey for ControlPlane {
             MetaConfig::Embedded => 0,
         })
     }
+}
+
+/// Of whole requests, then of each stage.
+fn times_of(totals: &Totals, kind: Kind, op: &'static str) -> impl Iterator<Item = Times> {
+    let times = move |stage: Option<Stage>, tally: Tally| {
+        let bounds = BOUNDS_US.into_iter().map(Some).chain([None]);
+        let buckets = bounds.zip(tally.counts).collect();
+        Times { op, stage: stage.map(|stage| stage.name_in(kind)), buckets, sum_us: tally.us }
+    };
+    let stages = Stage::ALL.iter().map(move |stage| times(Some(*stage), totals.stage(kind, *stage)));
+    std::iter::once(times(None, *totals.whole(kind))).chain(stages)
 }
 
 impl ControlPlane {

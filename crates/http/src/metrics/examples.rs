@@ -1,9 +1,9 @@
 //! Made-up answers of a host.
 
-use super::Certificate;
 use super::choice::{choose, detailed};
 use super::page::Facts;
 use super::sums::Sums;
+use super::{Certificate, Times};
 use holdfast_api::{
     Concern, Counters, Finding, HostStatus, Neighbour, Severity, SlowInfo, SlowKind, SlowStage, TaskInfo, TaskKind,
     TaskUnit, UnderWayInfo, VolumeInfo,
@@ -108,6 +108,14 @@ fn slow() -> SlowInfo {
     }
 }
 
+fn times() -> Vec<Times> {
+    let stages = || std::iter::once(None).chain(STAGES.map(Some));
+    let buckets: Vec<(Option<u64>, u64)> =
+        (0..18).map(|n| Some(100u64 << n)).chain([None]).map(|bound| (bound, 1 << 40)).collect();
+    let times = |(op, stage)| Times { op, stage, buckets: buckets.clone(), sum_us: 1 << 50 };
+    ["read", "write"].into_iter().flat_map(|op| stages().map(move |stage| (op, stage))).map(times).collect()
+}
+
 /// All that a host with so many volumes in service tells.
 pub fn facts(volumes: usize) -> Facts {
     let volumes: Vec<VolumeInfo> = (0..volumes).map(|n| volume(&format!("volume-with-a-name-{n}"))).collect();
@@ -139,6 +147,7 @@ pub fn facts(volumes: usize) -> Facts {
     let names = detailed(&chosen, &loads, false);
     Facts {
         slow: Some(names.into_iter().map(|name| (name, slow())).collect()),
+        times: Some(times()),
         tasks: Some((1..300).map(task).collect()),
         findings: Some(vec![finding]),
         certificates: Some(vec![Certificate { role: "host m1".into(), ends_s: 1_800_000_000 }]),

@@ -26,10 +26,21 @@ impl Family {
         format!("{}{unit}{end}", self.name)
     }
 
+    /// Names of its series.
+    #[cfg(test)]
+    pub fn series_names(&self) -> Vec<String> {
+        let name = self.full_name();
+        match self.kind {
+            MetricType::Histogram => ["bucket", "count", "sum"].map(|end| format!("{name}_{end}")).to_vec(),
+            _ => vec![name],
+        }
+    }
+
     fn kind_text(&self) -> &'static str {
         match self.kind {
             MetricType::Counter => "counter",
             MetricType::Info => "info",
+            MetricType::Histogram => "histogram",
             _ => "gauge",
         }
     }
@@ -167,6 +178,9 @@ families! {
     CHECKSUM_ERRORS: Counter "checksum_errors" [] "Blocks and shards whose checksum was wrong";
     SHARDS_SCRUBBED: Counter "shards_scrubbed" [] "Shards read to see whether they are right";
 
+    REQUEST: Histogram "request" Seconds ["op"] "Times of guests' requests, of all volumes and clones that were in service here";
+    REQUEST_STAGE: Histogram "request_stage" Seconds ["op", "stage"] "Times of the same requests in a stage: all count in each";
+
     VOLUME_INFO: Info "volume" ["volume", "layout", "state", "compression"] "A volume: how it is kept, and how it stands at this host";
     VOLUME_SIZE: Gauge "volume_size" Bytes ["volume"] "Size as guests see it";
     VOLUME_SESSIONS: Gauge "volume_sessions" ["volume"] "Connections of clients";
@@ -198,7 +212,8 @@ const HEAD: &str = "# Metrics
 Series of `GET /metrics`, of the host that is asked ([monitoring](../operate/monitoring.md)). A name ends in its unit.
 Series without the label `volume` are of all volumes in service at that host, or of the whole grid as it sees it.
 Percentiles of volumes are of the last minute or two, those of devices of the last seconds. Stages are of the 20
-busiest volumes, or of those that are asked for.
+busiest volumes, or of those that are asked for. Histograms are of all requests since the host was started: such a name
+has series with `_bucket`, `_count` and `_sum` behind it.
 
 | name | kind | labels | meaning |
 | --- | --- | --- | --- |

@@ -25,7 +25,7 @@ mod examples;
 mod tests;
 
 pub use families::reference;
-pub use survey::{Certificate, Survey};
+pub use survey::{Certificate, Survey, Times};
 
 use crate::door::Caller;
 use crate::problem::Problem;
@@ -118,6 +118,7 @@ impl Pages {
 
     async fn facts(&self, role: Role, asked: Vec<String>) -> Facts {
         let loads = self.begin(Part::Loads, |ask| surveyed(ask)?.loads());
+        let times = self.begin(Part::Times, |ask| surveyed(ask)?.times());
         let certificates = self.begin(Part::Certificates, |ask| surveyed(ask)?.certificates());
         let members = self.begin(Part::Metadata, |ask| surveyed(ask)?.members());
         let status = self.begin(Part::Status, move |ask| status_of(ask, role)).told().await.map(Arc::new);
@@ -144,6 +145,7 @@ impl Pages {
             status,
             loads,
             slow,
+            times: times.told().await,
             tasks: tasks.told().await,
             findings: findings.told().await,
             certificates: certificates.told().await,

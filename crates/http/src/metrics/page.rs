@@ -3,7 +3,7 @@
 use super::families as f;
 use super::sheet::Sheet;
 use super::sums::All;
-use super::{Certificate, grid, host, volumes};
+use super::{Certificate, Times, grid, host, volumes};
 use holdfast_api::{Finding, HostStatus, Neighbour, SlowInfo, TaskInfo, VolumeInfo};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
@@ -16,6 +16,7 @@ pub enum Part {
     Status,
     Loads,
     Stages,
+    Times,
     Tasks,
     Findings,
     Certificates,
@@ -24,14 +25,23 @@ pub enum Part {
 
 impl Part {
     /// In the order of their numbers.
-    pub const ALL: [Part; 7] =
-        [Part::Status, Part::Loads, Part::Stages, Part::Tasks, Part::Findings, Part::Certificates, Part::Metadata];
+    pub const ALL: [Part; 8] = [
+        Part::Status,
+        Part::Loads,
+        Part::Stages,
+        Part::Times,
+        Part::Tasks,
+        Part::Findings,
+        Part::Certificates,
+        Part::Metadata,
+    ];
 
     fn text(self) -> &'static str {
         match self {
             Part::Status => "status",
             Part::Loads => "loads",
             Part::Stages => "stages",
+            Part::Times => "times",
             Part::Tasks => "tasks",
             Part::Findings => "findings",
             Part::Certificates => "certificates",
@@ -46,6 +56,7 @@ pub struct Facts {
     pub status: Option<Arc<HostStatus>>,
     pub loads: Option<Vec<Neighbour>>,
     pub slow: Option<Vec<(String, SlowInfo)>>,
+    pub times: Option<Vec<Times>>,
     pub tasks: Option<Vec<TaskInfo>>,
     pub findings: Option<Vec<Finding>>,
     pub certificates: Option<Vec<Certificate>>,
@@ -64,6 +75,7 @@ impl Facts {
             Part::Status => self.status.is_some(),
             Part::Loads => self.loads.is_some(),
             Part::Stages => self.slow.is_some(),
+            Part::Times => self.times.is_some(),
             Part::Tasks => self.tasks.is_some(),
             Part::Findings => self.findings.is_some(),
             Part::Certificates => self.certificates.is_some(),

@@ -1,5 +1,6 @@
 //! Families of series, written one after the other.
 
+use super::Times;
 use super::families::Family;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -69,6 +70,25 @@ impl<'a> Sheet<'a> {
                 (_, 0) => write(&mut encoder, family.kind, value.into())?,
                 _ => write(&mut encoder.encode_family(&labels)?, family.kind, value.into())?,
             }
+        }
+        Ok(())
+    }
+
+    /// The same, of series that are histograms.
+    pub fn histograms<'s, const N: usize>(
+        &mut self,
+        family: &Family,
+        series: impl IntoIterator<Item = ([&'s str; N], &'s Times)>,
+    ) -> fmt::Result {
+        assert_eq!(N, family.labels.len(), "labels of {}", family.name);
+        let mut encoder = self.0.encode_descriptor(family.name, family.help, family.unit.as_ref(), family.kind)?;
+        for (values, times) in series {
+            let labels: Vec<(&str, &str)> = family.labels.iter().copied().zip(values).collect();
+            let bucket = |(bound_us, count): &(Option<u64>, u64)| (bound_us.map_or(f64::INFINITY, of_us), *count);
+            let buckets: Vec<(f64, u64)> = times.buckets.iter().map(bucket).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_histogram::<NoLabelSet>(of_us(times.sum_us), count, &buckets, None)?;
         }
         Ok(())
     }

@@ -11,6 +11,20 @@ pub struct Certificate {
     pub ends_s: u64,
 }
 
+/// All requests of guests since the host was started, by how long they took; or by how long they were in one stage.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Times {
+    /// `read` or `write`.
+    pub op: &'static str,
+    /// None of whole requests.
+    pub stage: Option<&'static str>,
+    /// Upper bounds in microseconds, that rise, and how many took that long but longer than the bound before. The last is
+    /// of all that took longer, and has none.
+    pub buckets: Vec<(Option<u64>, u64)>,
+    /// Microseconds of all together.
+    pub sum_us: u64,
+}
+
 /// Tells of a host and its machine. Each may block, and fails where it can't be told; nothing asks the metadata store,
 /// other hosts or nodes.
 pub trait Survey: Send + Sync {
@@ -25,6 +39,12 @@ pub trait Survey: Send + Sync {
     /// # Errors
     /// The host does not answer.
     fn slow(&self, names: &[String]) -> Result<Vec<(String, SlowInfo)>, Error>;
+
+    /// Times of all requests since the host was started, whole and by stage. Bounds are the same for all, and at each host.
+    ///
+    /// # Errors
+    /// The host does not answer.
+    fn times(&self) -> Result<Vec<Times>, Error>;
 
     /// Tasks that the host has in the background.
     ///

@@ -43,8 +43,9 @@ fn a_thousand_volumes_fit_the_page() {
 #[test]
 fn each_family_is_on_the_page_once_and_has_series() {
     let page = text(facts(3), Format::OpenMetrics);
-    let all: BTreeSet<String> = ALL.iter().map(|family| family.full_name()).collect();
-    assert_eq!(all.len(), ALL.len(), "each has a name of its own");
+    let all: BTreeSet<String> = ALL.iter().flat_map(|family| family.series_names()).collect();
+    let count = ALL.iter().map(|family| family.series_names().len()).sum::<usize>();
+    assert_eq!(all.len(), count, "each has a name of its own");
     // Of what the examples have not, families are there without series.
     let without: Vec<&String> = all.iter().filter(|name| !names(&page).contains(name.as_str())).collect();
     assert!(without.is_empty(), "{without:?}");
@@ -87,6 +88,36 @@ fn figures_are_in_seconds_and_bytes() {
     assert_eq!(page.matches("\nholdfast_task_left{").count(), 100);
 }
 
+/// Bounds as they are written, and how many are not above them.
+fn buckets<'a>(page: &'a str, family: &str, labels: &str) -> Vec<(&'a str, u64)> {
+    let (begin, has_all) = (format!("{family}_bucket{{"), |line: &&str| labels.split(',').all(|of| line.contains(of)));
+    let bucket = |line: &'a str| {
+        let bound = line.split_once("le=\"")?.1.split('"').next()?;
+        Some((bound, line.rsplit_once(' ')?.1.parse().ok()?))
+    };
+    page.lines().filter(|line| line.starts_with(&begin)).filter(has_all).filter_map(bucket).collect()
+}
+
+#[test]
+fn buckets_of_a_histogram_rise_to_its_count_and_are_written_alike() {
+    let pages = [Format::OpenMetrics, Format::Plain].map(|format| text(facts(1), format));
+    for (family, labels) in [
+        ("holdfast_request_seconds", r#"op="read""#),
+        ("holdfast_request_stage_seconds", r#"op="write",stage="node queue""#),
+    ] {
+        let all = pages.each_ref().map(|page| buckets(page, family, labels));
+        assert_eq!(all[0], all[1]);
+        let bounds: Vec<f64> = all[0].iter().map(|(bound, _)| bound.parse().expect("a bound")).collect();
+        assert_eq!((bounds.len(), bounds.last()), (19, Some(&f64::INFINITY)));
+        assert!(bounds.is_sorted() && all[0].is_sorted_by_key(|(_, count)| *count), "{all:?}");
+        for page in &pages {
+            let count = value(page, &format!("{family}_count{{{labels}}}")).and_then(|count| count.parse().ok());
+            assert_eq!(count, all[0].last().map(|(_, count)| *count));
+            assert!(value(page, &format!("{family}_sum{{{labels}}}")).is_some());
+        }
+    }
+}
+
 #[test]
 fn labels_are_escaped() {
     for format in [Format::OpenMetrics, Format::Plain] {
@@ -99,7 +130,7 @@ fn labels_are_escaped() {
 #[test]
 fn what_could_not_be_told_is_said_and_the_rest_is_there() {
     let page = text(Facts::default(), Format::OpenMetrics);
-    for part in ["status", "loads", "stages", "tasks", "findings", "certificates", "metadata"] {
+    for part in ["status", "loads", "stages", "times", "tasks", "findings", "certificates", "metadata"] {
         assert_eq!(value(&page, &format!("holdfast_scrape_part_up{{part=\"{part}\"}}")), Some("0"));
     }
     assert_eq!(
@@ -169,7 +200,7 @@ fn the_list_of_metrics_is_of_those_that_there_are() {
 
 #[test]
 fn whatever_board_and_rules_ask_for_is_on_the_page() {
-    let all: BTreeSet<String> = ALL.iter().map(|family| family.full_name()).collect();
+    let all: BTreeSet<String> = ALL.iter().flat_map(|family| family.series_names()).collect();
     for path in [
         "integrations/prometheus/alerts.yml",
         "integrations/prometheus/alerts_test.yml",

@@ -25,6 +25,11 @@ pub fn write(facts: &Facts, sheet: &mut Sheet<'_>) -> Result {
     for (at, (family, _)) in COUNTED.iter().enumerate() {
         sheet.one(family, facts.sums.map(|sums| sums[at]))?;
     }
+    let times = || facts.times.iter().flatten();
+    let whole = times().filter(|times| times.stage.is_none());
+    sheet.histograms(&f::REQUEST, whole.map(|times| ([times.op], times)))?;
+    let stages = times().filter_map(|times| Some(([times.op, times.stage?], times)));
+    sheet.histograms(&f::REQUEST_STAGE, stages)?;
     write_each(&facts.chosen, sheet)?;
     write_times(facts, sheet)?;
     write_slow(facts.slow.as_deref().unwrap_or_default(), sheet)
