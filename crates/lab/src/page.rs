@@ -74,6 +74,14 @@ fn blocks(name: &str) -> Vec<(String, Vec<Typed>)> {
     blocks
 }
 
+/// Blocks of a page that are files or texts of that kind, in its order.
+pub fn blocks_of(name: &str, kind: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+    let page = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let blocks = page.split("```").skip(1).step_by(2);
+    blocks.filter_map(|block| Some(block.strip_prefix(kind)?.strip_prefix('\n')?.to_string())).collect()
+}
+
 impl Drop for Page {
     fn drop(&mut self) {
         if !std::thread::panicking() {

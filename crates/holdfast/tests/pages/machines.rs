@@ -3,9 +3,10 @@
 //! Each is a directory with addresses of its own here, and members of etcd are real ones, by the configuration that is
 //! printed for them.
 
+use crate::prometheus::{Prometheus, queries_of_the_board};
 use crate::reader::{Reader, Site};
 use crate::support::{etcd, needs, until};
-use holdfast_lab::page::{Page, Typed};
+use holdfast_lab::page::{Page, Typed, blocks_of};
 use std::fs;
 use std::process::Command;
 
@@ -146,6 +147,7 @@ fn the_page_about_security_works_as_it_is_typed() {
     clients(&mut site, &page.lines("holdfast grid tls server"));
     by_https(&mut site, &page.lines("holdfast grid tls server"));
     by_command(&mut site, &page.lines("holdfast grid tls operator ann --token"));
+    serves_http(&mut site, "b", "10.0.0.2");
     scraped(&mut site, Page::open("operate/monitoring.md"));
     looked_at(&mut site, Page::open("operate/dashboard.md"));
     site.types(&page.lines("holdfast grid tls show"));
@@ -201,21 +203,68 @@ fn looked_at(site: &mut Site, mut page: Page) {
     a.types(&page.block("holdfast grid tls operator ann"));
 }
 
-/// By Prometheus and by node_exporter, which are not there: their directories are, and the first one's configuration
-/// has a test of its own.
+/// Another host, too, by the same commands.
+fn serves_http(site: &mut Site, name: &str, address: &str) {
+    let mut page = Page::open("operate/security.md");
+    page.begin_from("HTTP over the network");
+    let block = page.lines("holdfast grid tls server");
+    page.leave_from("HTTP over the network");
+    let machine = site.at(name);
+    let dir = machine.path(".holdfast/grid").display().to_string();
+    machine.has("/srv/holdfast", &dir);
+    units(machine);
+    block[..3].iter().for_each(|typed| drop(machine.types(&typed.command.replace("10.0.0.1", address))));
+}
+
+/// By Prometheus, and by node_exporter, which is not there: its directory is.
 fn scraped(site: &mut Site, mut page: Page) {
     let a = site.at("a");
     for directory in ["etc/prometheus", "run", "var/lib/prometheus/node-exporter"] {
         fs::create_dir_all(a.path(directory)).unwrap();
     }
     a.has("/run/holdfast", &a.path("run/holdfast").display().to_string());
+    // No group of this machine is another's.
+    a.has_program("chgrp", "#!/bin/sh\n");
+    let integrations = format!("{}/../../integrations", env!("CARGO_MANIFEST_DIR"));
+    a.has("/usr/share/holdfast", &integrations);
     let said = a.types(&page.block("curl --unix-socket"));
     assert_eq!(said.matches("# EOF").count() + said.matches("holdfast_build_info{").count(), 2, "{said}");
-    a.types(&page.block("holdfast grid tls operator prometheus"));
+    a.types(&page.block("umask 027"));
     a.types(&page.block("curl -sS"));
     let written = |name: &str| fs::read_to_string(a.path(name)).unwrap();
     assert!(written("etc/prometheus/holdfast-token").len() > 100);
     assert!(written("var/lib/prometheus/node-exporter/holdfast.prom").contains("\nholdfast_"));
+
+    // Looks are far apart where nothing is said of it.
+    let parts = blocks_of("operate/monitoring.md", "yaml").concat();
+    let config = a.here(&format!("global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\n{parts}"));
+    let file = a.path("etc/prometheus/prometheus.yml");
+    fs::write(&file, config).unwrap();
+    a.types(&page.block("mkdir -p /etc/prometheus/holdfast"));
+    let listens = a.here("10.0.0.9:9090");
+    let prometheus = Prometheus::start(&file, &a.path("prometheus"), &listens);
+    until("both hosts are up", || prometheus.targets() == ["up", "up"]);
+    until("all rules are looked at", || prometheus.rules().iter().all(|health| health == "ok"));
+    assert!(prometheus.rules().len() > 20, "{:?}", prometheus.rules());
+
+    // The page's own query, and those of the board.
+    let [text] = &blocks_of("operate/monitoring.md", "text")[..] else { panic!("the page has one query") };
+    let writes = "qemu-io -f raw -c 'write 0 1M' \"nbd+unix:///db?socket=$HOME/.holdfast/grid/nbd.sock\"";
+    until("stages have times", || {
+        a.types(writes);
+        let found = prometheus.query(text);
+        let is_timed = |of: &serde_json::Value| of["value"][1].as_str().is_some_and(|value| value != "NaN");
+        found.len() == 19 && found.iter().all(is_timed)
+    });
+    let queries = queries_of_the_board(&integrations);
+    assert!(queries.len() > 60, "{queries:?}");
+    let found: usize = queries.iter().filter(|query| !prometheus.query(query).is_empty()).count();
+    assert!(found > 45, "{found} of {} have something to show", queries.len());
+
+    site.at("c").types("holdfast node kill 3");
+    until("the rules see it", || prometheus.alerts().iter().any(|name| name == "HoldfastNodeAway"));
+    site.at("c").types("holdfast node start 3");
+    until("it is over", || !prometheus.alerts().iter().any(|name| name == "HoldfastNodeAway"));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod integrate;
 mod machines;
 mod one_machine;
+mod prometheus;
 mod reader;
 #[path = "../support/mod.rs"]
 mod support;

@@ -136,7 +136,7 @@ impl Reader {
     }
 
     /// What is put where the page says, as it would be there.
-    fn here(&mut self, script: &str) -> String {
+    pub fn here(&mut self, script: &str) -> String {
         let mut script =
             self.replaced.iter().fold(script.to_string(), |script, (page, here)| script.replace(page, here));
         while script.contains(DISK) {
