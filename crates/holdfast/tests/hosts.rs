@@ -6,8 +6,11 @@ mod support;
 
 use holdfast_lab::process::{Signal, signal};
 use holdfast_runtime::meta::member::Member;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use support::{Grid, assert_volume_holds, etcd, etcd_cluster, is_whole, nbdcopy, needs, pattern, text, until};
+use support::{
+    Grid, assert_volume_holds, etcd, etcd_cluster, is_whole, nbdcopy, needs, pattern, receivers, text, until,
+};
 
 fn state(grid: &Grid, volume: &str) -> String {
     grid.json(&format!("volume show {volume}"))["state"].as_str().expect("a state").to_string()
@@ -338,4 +341,91 @@ fn empty_and_remove(a: &Grid, b: &Grid, c: &Grid) {
     until("its host has ended", || c.json("status")["host"]["state"] == "removed");
     until("the nodes that are left are up", || [a, b].iter().all(|machine| nodes_up(machine) == [1, 2]));
     until("nothing is missing", || is_whole(a, "v1") && is_whole(b, "v2"));
+}
+
+/// What a webhook and a mail server of all hosts heard.
+struct Heard {
+    from: Receiver<String>,
+    /// By the webhook: which host told, what became of it, and its name.
+    told: Vec<[String; 3]>,
+    mails: Vec<String>,
+}
+
+impl Heard {
+    /// Listens until somebody tells that; gives who.
+    fn until(&mut self, became: &str, about: &str) -> String {
+        loop {
+            let message = self.from.recv_timeout(Duration::from_secs(300));
+            let message = message.unwrap_or_else(|_| panic!("nobody tells {about} {became}: {:?}", self.told));
+            let Ok(json) = serde_json::from_str::<serde_json::Value>(&message) else {
+                self.mails.push(message);
+                continue;
+            };
+            let told = ["host", "became", "about"].map(|field| json[field].as_str().expect("text").to_string());
+            self.told.push(told.clone());
+            if told[1] == became && told[2] == about {
+                return told[0].clone();
+            }
+        }
+    }
+
+    fn count(&self, became: &str, about: &str) -> usize {
+        self.told.iter().filter(|told| told[1] == became && told[2] == about).count()
+    }
+}
+
+/// Three machines of which one tells people. The host that does dies after it has told, and the next one before.
+#[test]
+fn alerts_are_not_lost_when_the_host_that_tells_them_dies() {
+    let store = tempfile::tempdir().expect("a directory");
+    let member = etcd(store.path(), 80);
+    let endpoint = member.config().endpoint();
+    let (hook, mail, from) = receivers();
+    let mut heard = Heard { from, told: Vec::new(), mails: Vec::new() };
+    let grids = [("a", Grid::new(144)), ("b", Grid::new(145)), ("c", Grid::new(146))];
+    let mut join = String::new();
+    for (name, grid) in &grids {
+        let file = format!(
+            "[alerts]\nwebhook = \"http://127.0.0.1:{hook}/\"\nsmtp = \"smtp://127.0.0.1:{mail}\"\n\
+             mail_from = \"grid@example.org\"\nmail_to = \"ann@example.org\"\n"
+        );
+        std::fs::write(grid.path("holdfast.toml"), file).expect("written");
+        grid.up(&format!("--nodes 1 --devices 2 --etcd {endpoint} {join} --name {name}"));
+        join = format!("--join {}", grid.json("status")["grid"].as_str().expect("an id"));
+    }
+    until("all hosts use all nodes", || {
+        grids.iter().all(|(_, grid)| (1..=3).all(|node| grid.node_state(node) == "up"))
+    });
+    for (name, grid) in &grids {
+        grid.ok(&format!("volume create v{name} --size 16MiB --layout mirror:2@device"));
+    }
+    let grid = |name: &str| &grids.iter().find(|(of, _)| *of == name).expect("one of them").1;
+
+    grid("c").ok("node kill 3");
+    let first = heard.until("raised", "node 3");
+    grid(&first).kill_host().expect("it runs");
+    let second = heard.until("raised", &format!("volume v{first} orphaned"));
+    grid("b").ok("node kill 2");
+    grid(&second).kill_host().expect("it runs");
+    // A minute later, which the second one has not lived to see.
+    let third = heard.until("raised", "node 2");
+    assert!(first != second && second != third && third != first, "{:?}", heard.told);
+    for (name, node) in [("c", 3), ("b", 2)] {
+        grid(name).ok(&format!("node start {node}"));
+        assert_eq!(heard.until("cleared", &format!("node {node}")), third);
+    }
+    assert_eq!(heard.count("raised", &format!("volume v{second} orphaned")), 1, "{:?}", heard.told);
+    // Each host tells once; what the former one told is told again by the next one, within two minutes.
+    for (at, told) in heard.told.iter().enumerate() {
+        assert!(!heard.told[..at].contains(told), "{told:?} twice: {:?}", heard.told);
+    }
+    for (about, times) in [("node 3", 3), ("node 2", 1)] {
+        assert!((1..=times).contains(&heard.count("raised", about)), "{about}: {:?}", heard.told);
+        assert_eq!(heard.count("cleared", about), 1, "{about}: {:?}", heard.told);
+    }
+    // Mails leave after webhooks: the first host may not have lived to send its own, which the next one tells then.
+    let mails = heard.mails.concat().replace("=\r\n", "");
+    for part in ["node 3 is down", "node 2 is down", "is served by nobody: its host"] {
+        assert!(mails.lines().any(|line| line.contains(part) && line.contains("(told by host")), "{part}: {mails}");
+    }
 }

@@ -8,7 +8,7 @@
 //! Invariants
 //! 1. What was raised is cleared, once, and what was not raised never is. One that gets worse is raised once more.
 //! 2. A host that is not the one to tell keeps count all the same: when it is to, it raises what the other may have left
-//!    untold ([`LEFT_UNTOLD`]), and nothing older.
+//!    untold ([`LEFT_UNTOLD`]), and nothing older. What the other may have raised it clears, though it passed meanwhile.
 
 pub mod send;
 
@@ -55,6 +55,8 @@ struct Trouble {
     /// Since when it is as bad as it is.
     since: Instant,
     raised: Option<Severity>,
+    /// It stood for so long that the host that was to tell may have raised it.
+    is_raised_elsewhere: bool,
     gone_since: Option<Instant>,
 }
 
@@ -79,6 +81,7 @@ impl Alerts {
             if !is_worse || stands < raise_after(severity) {
                 continue;
             }
+            trouble.is_raised_elsewhere |= !tells;
             if tells {
                 told.push(Alert { became: Became::Raised, finding: trouble.finding.clone() });
             }
@@ -88,17 +91,24 @@ impl Alerts {
         }
         self.troubles.retain(|_, trouble| {
             let is_gone = trouble.gone_since.is_some_and(|since| now.since(since) >= CLEAR_AFTER);
-            if is_gone && tells && trouble.raised.is_some() {
+            let is_raised = trouble.raised.is_some() || trouble.is_raised_elsewhere;
+            if is_gone && tells && is_raised {
                 told.push(Alert { became: Became::Cleared, finding: trouble.finding.clone() });
             }
-            // What was never raised is forgotten at once.
-            !is_gone && (trouble.gone_since.is_none() || trouble.raised.is_some())
+            // What nobody raised is forgotten at once.
+            !is_gone && (trouble.gone_since.is_none() || is_raised)
         });
         told
     }
 
     fn see(&mut self, now: Instant, finding: &Finding) {
-        let fresh = || Trouble { finding: finding.clone(), since: now, raised: None, gone_since: None };
+        let fresh = || Trouble {
+            finding: finding.clone(),
+            since: now,
+            raised: None,
+            is_raised_elsewhere: false,
+            gone_since: None,
+        };
         let trouble = self.troubles.entry((finding.concern, finding.about.clone())).or_insert_with(fresh);
         if trouble.finding.severity < finding.severity {
             trouble.since = now;
@@ -176,5 +186,18 @@ mod tests {
         assert!(told(&mut late, 0..200, &a, false).is_empty());
         assert!(told(&mut late, 200..300, &a, true).is_empty());
         assert_eq!(told(&mut late, 300..400, &[], true).len(), 1, "that it is gone it tells");
+    }
+
+    #[test]
+    fn what_the_other_may_have_raised_is_cleared_though_it_passed_meanwhile() {
+        let a = [finding(Severity::Warning, "a")];
+        let cleared = |stood: u64| {
+            let mut late = Alerts::default();
+            assert!(told(&mut late, 0..stood, &a, false).is_empty());
+            assert!(told(&mut late, stood..stood + 10, &[], false).is_empty());
+            told(&mut late, stood + 10..stood + 200, &[], true)
+        };
+        assert_eq!(cleared(90), [(150, Became::Cleared, "a".to_string())]);
+        assert!(cleared(50).is_empty(), "nobody raised it");
     }
 }
