@@ -363,10 +363,13 @@ pub fn remove_devices(dir: &GridDir, devices: &[String], force: bool) -> Result<
             return Ok(removed);
         }
     }
-    let removing = Removing::of(&config, devices).context(
-        "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is \
-         another machine's is removed there",
-    )?;
+    let Some(removing) = Removing::of(&config, devices) else {
+        refuse!(
+            Code::NotFound,
+            "no node of this machine has such a device; `holdfast device list` shows all of the grid, and what is \
+             another machine's is removed there"
+        );
+    };
     let id = removing.node;
     let node = config.node(id)?;
     let is_last_here = config.nodes.len() == 1 && node.devices.len() == devices.len();
