@@ -20,6 +20,7 @@ mod door;
 mod endpoint;
 mod events;
 mod given;
+mod intake;
 mod listener;
 mod local;
 pub mod metrics;

@@ -5,14 +5,15 @@ use crate::door::{Caller, Peer};
 use crate::endpoint::Endpoint;
 use crate::events::{self, Watch};
 use crate::given::Path;
+use crate::intake::{Intake, ROOM_BYTES, Whole};
 use crate::metrics;
 use crate::problem::{Problem, ask_again, passes, status_of};
 use crate::retries::{Coming, Found, KEY_BYTES_MAX, Kept, Retries};
 use crate::table;
 use crate::web;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, RawPathParamsRejection};
-use axum::extract::{ConnectInfo, DefaultBodyLimit, RawPathParams, RawQuery, Request as HttpRequest, State};
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{ConnectInfo, RawPathParams, RawQuery, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
 use axum::response::sse::{KeepAlive, Sse};
@@ -29,8 +30,6 @@ use utoipa::ToSchema;
 
 /// By which a change is known again.
 pub const KEY: &str = "Idempotency-Key";
-
-const BODY_BYTES_MAX: usize = 1 << 20;
 
 /// How long a request's body may take to come, beside what it takes to answer.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
@@ -94,6 +93,7 @@ struct Shared {
     config: Config,
     retries: Retries,
     room: Arc<Semaphore>,
+    intake: Intake,
     watch: Watch,
 }
 
@@ -101,7 +101,8 @@ struct Shared {
 pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
     let room = Arc::new(Semaphore::new(config.at_a_time));
     let page = metrics::routes(Arc::clone(&ask));
-    let shared = Arc::new(Shared { ask, config, retries: Retries::default(), room, watch: Watch::default() });
+    let (retries, intake, watch) = Default::default();
+    let shared = Arc::new(Shared { ask, config, retries, room, intake, watch });
     let description = Bytes::from(described());
     let describes = move || {
         let text = description.clone();
@@ -138,7 +139,6 @@ pub fn router(ask: Arc<dyn Ask>, config: Config) -> Router {
                 "this is not done here; /v1/openapi.json lists what is",
             )
         })
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(move |request, next| within(config.change_within + BODY_WITHIN, request, next)))
         .layer(map_response(plainly))
         .with_state(shared)
@@ -235,14 +235,19 @@ async fn events(
     Sse::new(stream).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response()
 }
 
-/// A place to work at a request. Readers have a quarter of all, the network half: whoever runs the host gets in.
+/// Share of all that is for others. Readers have a quarter, the network half: whoever runs the host gets in.
+fn kept_of(all: usize, peer: &Peer, role: Role) -> usize {
+    match role {
+        Role::Reader => all * 3 / 4,
+        Role::Admin if peer.is_local() => 0,
+        Role::Admin => all / 2,
+    }
+}
+
+/// A place to work at a request.
 fn place(shared: &Arc<Shared>, peer: &Peer, role: Role) -> Result<OwnedSemaphorePermit, Error> {
     let full = || Error::new(Code::Unavailable, "the host answers as many as it can; ask again");
-    let kept = match role {
-        Role::Reader => shared.config.at_a_time * 3 / 4,
-        Role::Admin if peer.is_local() => 0,
-        Role::Admin => shared.config.at_a_time / 2,
-    };
+    let kept = kept_of(shared.config.at_a_time, peer, role);
     let is_full = shared.room.available_permits() <= kept;
     if is_full { Err(full()) } else { Arc::clone(&shared.room).try_acquire_owned().map_err(|_| full()) }
 }
@@ -256,7 +261,7 @@ fn with(router: MethodRouter<Arc<Shared>>, endpoint: Endpoint) -> MethodRouter<A
                         path: Result<RawPathParams, RawPathParamsRejection>,
                         RawQuery(query): RawQuery,
                         headers: HeaderMap,
-                        body: Result<Bytes, BytesRejection>| {
+                        body: Body| {
         let of = |path: RawPathParams| path.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let path = path.map(|path| Path::new(of(path)));
         let given = Given { peer, caller, path, query: query.unwrap_or_default(), headers, body };
@@ -271,7 +276,7 @@ struct Given {
     path: Result<Path, RawPathParamsRejection>,
     query: String,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 }
 
 /// What is answered in place of a resource.
@@ -313,14 +318,15 @@ async fn handle(shared: Arc<Shared>, endpoint: Arc<Endpoint>, given: Given) -> H
     }
 }
 
-async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given) -> Result<Kept, Refusal> {
+async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, mut given: Given) -> Result<Kept, Refusal> {
     let Caller { role, who } = given.caller.clone();
-    let body = body_of(endpoint, &given)?;
+    let body = body_of(shared, endpoint, &mut given).await?;
     let path = match &given.path {
         Ok(path) => path,
         Err(why) => return Err(Error::new(Code::Invalid, format!("the path can't be read: {why}")).into()),
     };
-    let request = endpoint.request(path, &given.query, &body)?;
+    let request = endpoint.request(path, &given.query, body.bytes())?;
+    drop(body);
     role.check(&request)?;
     let is_look = request.kind() == Kind::Look;
     let key = key_of(&given.headers)?.filter(|_| !is_look);
@@ -349,17 +355,11 @@ async fn carry_out(shared: &Arc<Shared>, endpoint: &Arc<Endpoint>, given: Given)
     Ok(await_answer(coming, patience).await?)
 }
 
-fn body_of(endpoint: &Endpoint, given: &Given) -> Result<Bytes, Refusal> {
-    let body = match &given.body {
-        Ok(body) => body.clone(),
-        Err(why) if why.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let why = format!("a body has {BODY_BYTES_MAX} bytes at most");
-            return Err(refused(StatusCode::PAYLOAD_TOO_LARGE, Code::Invalid, why));
-        }
-        Err(why) => return Err(refused(StatusCode::BAD_REQUEST, Code::Invalid, why.body_text())),
-    };
+async fn body_of(shared: &Shared, endpoint: &Endpoint, given: &mut Given) -> Result<Whole, Refusal> {
     let media = given.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_json = media.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json"));
+    let kept = kept_of(ROOM_BYTES, &given.peer, given.caller.role);
+    let body = shared.intake.read(std::mem::take(&mut given.body), endpoint.takes_json && is_json, kept).await?;
     if endpoint.takes_json && !is_json {
         let why = "the body has to be JSON: send `Content-Type: application/json`";
         return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::Invalid, why));
