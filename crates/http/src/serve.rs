@@ -204,14 +204,17 @@ async fn whole<T: Serialize + Send + 'static>(
     let looked = async {
         let place = place(shared, peer, role)?;
         let ask = Arc::clone(&shared.ask);
-        let looked = tokio::task::spawn_blocking(move || (look(&*ask), drop(place)).0);
+        // Such an answer is long: it is written where it was made, and what it was made of does not wait for anybody.
+        let text = |found: T| Bytes::from(serde_json::to_vec(&found).expect("our answers always encode"));
+        let looked = tokio::task::spawn_blocking(move || (look(&*ask).map(text), drop(place)).0);
         match tokio::time::timeout(shared.config.look_within, looked).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) => Err(Error::new(Code::Failed, "the host failed at this; its log has more")),
             Err(_) => Err(Error::new(Code::Unavailable, "the host takes too long to look; ask again")),
         }
     };
-    looked.await.map_or_else(|error| Problem::from(error).into_response(), |found| Json(found).into_response())
+    let is_json = [(header::CONTENT_TYPE, "application/json")];
+    looked.await.map_or_else(|error| Problem::from(error).into_response(), |text| (is_json, text).into_response())
 }
 
 /// What who asks may do.

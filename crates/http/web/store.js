@@ -95,10 +95,18 @@ async function lookNow() {
   }
 }
 
-async function lookSeldom() {
-  const [tasks, capacity, machines, room] = await Promise.all(
-    ["tasks", "capacity", "machines", "room"].map((of) => ask("GET", path(of)).catch(() => null)),
-  );
+let seldomUnderWay = null;
+
+function lookSeldom() {
+  seldomUnderWay ??= lookSeldomNow().finally(() => (seldomUnderWay = null));
+  return seldomUnderWay;
+}
+
+/** One after the other: each answer takes memory of the host while it is made. */
+async function lookSeldomNow() {
+  const told = {};
+  for (const of of ["tasks", "machines", "room", "capacity"]) told[of] = await ask("GET", path(of)).catch(() => null);
+  const { tasks, machines, room, capacity } = told;
   set({ tasks, capacity, machines: machines?.machines ?? state.machines, room, elsewhere: elsewhereOf(capacity) });
 }
 

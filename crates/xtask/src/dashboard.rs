@@ -10,9 +10,10 @@ const WANTED: [&str; 2] = ["playwright==1.65.2", "axe-playwright-python==0.1.8"]
 pub fn run(arguments: &[String]) -> Result<()> {
     let root = tools::root();
     let pictures = match arguments {
+        [only] if only == "--cost" => return cost(),
         [] => None,
         [only] if only == "--pictures" => Some(root.join("docs/pictures")),
-        _ => bail!("`./x dashboard` takes --pictures"),
+        _ => bail!("`./x dashboard` takes --pictures or --cost"),
     };
     let Some(browser) = browser() else {
         bail!("there is no chromium here; on Debian `./x setup --dashboard` installs it");
@@ -30,6 +31,13 @@ pub fn run(arguments: &[String]) -> Result<()> {
             work(&tools::target_dir()).display()
         ),
     }
+}
+
+/// What one that stays open costs its host, of the program as users get it.
+fn cost() -> Result<()> {
+    let program = tools::build_release()?;
+    let script = tools::root().join("crates/xtask/dashboard/cost.py");
+    tools::run(Command::new("python3").arg(script).arg(program).arg(work(&tools::target_dir())))
 }
 
 pub fn browser() -> Option<PathBuf> {
