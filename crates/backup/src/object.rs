@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use holdfast_cipher::{BackupKey, NONCE_BYTES, TAG_BYTES, digest};
+use rand_core::{OsRng, TryRngCore};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -111,7 +112,9 @@ pub fn seal(key: Option<&BackupKey>, name: &Name, plain: &[u8], object: &mut Vec
     if let Some(key) = key {
         object[4] |= ENCRYPTED;
         let (head, body) = object.split_at_mut(HEAD_BYTES);
-        let (nonce, tag) = key.seal(&name.0, &head[..BOUND_BYTES], body);
+        let mut nonce = [0; NONCE_BYTES];
+        OsRng.try_fill_bytes(&mut nonce).expect("the system gives random bytes");
+        let tag = key.seal(&name.0, &head[..BOUND_BYTES], nonce, body);
         head[BOUND_BYTES..].copy_from_slice(&nonce);
         object.extend_from_slice(&tag);
     }

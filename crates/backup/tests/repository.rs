@@ -253,7 +253,7 @@ fn a_manifest_or_a_page_that_is_hurt_is_no_reason_to_delete() {
     assert!(why.contains(&first.id) && why.contains("backup delete"), "{why}");
     assert_eq!(place.files("chunks").len(), 6);
     let found = verify(&repository, false, false, |_, _| {}).expect("read");
-    assert_eq!(found.damage.iter().flat_map(|damage| damage.backups.clone()).collect::<Vec<_>>(), [first.id.clone()]);
+    assert_eq!(found.damage.iter().flat_map(|damage| damage.backups.clone()).collect::<Vec<_>>(), [&*first.id]);
     fs::write(&manifest, right).expect("written");
     let page = second.manifest.pages[0].expect("it has data");
     fs::remove_file(place.root().join(page.chunk())).expect("there");
@@ -331,7 +331,7 @@ fn a_backup_that_cannot_be_stored_is_none() {
     assert!(matches!(&why, Error::Store(text) if text.contains("chunks")), "{why}");
     fs::remove_file(place.root().join("chunks")).expect("there");
     fs::rename(place.root().join("moved"), place.root().join("chunks")).expect("moved");
-    assert_eq!(repository.catalogue().expect("read").backups, [first.clone()]);
+    assert_eq!(repository.catalogue().expect("read").backups, std::slice::from_ref(&first));
     assert_eq!(place.restored(&first), filled(1, 1));
     assert!(place.files("locks").is_empty());
 }

@@ -12,7 +12,7 @@
 use crate::{NONCE_BYTES, Secret, TAG_BYTES, expand};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
-use ring::{hmac, rand};
+use ring::hmac;
 use std::fmt;
 
 const SALT: &[u8] = b"holdfast backup key 1";
@@ -49,16 +49,14 @@ impl BackupKey {
         hmac::sign(&self.names, plain).as_ref().try_into().expect("32 bytes")
     }
 
-    /// Encrypts an object in place.
-    pub fn seal(&self, name: &[u8; 32], bound: &[u8], bytes: &mut [u8]) -> ([u8; NONCE_BYTES], [u8; TAG_BYTES]) {
-        let random = rand::generate::<[u8; NONCE_BYTES]>(&rand::SystemRandom::new());
-        let nonce = random.expect("the system gives random bytes").expose();
+    /// Encrypts an object in place. The nonce must be random: an object may be made twice, compressed in another way.
+    pub fn seal(&self, name: &[u8; 32], bound: &[u8], nonce: [u8; NONCE_BYTES], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         let sealed = self.of_object(name).seal_in_place_separate_tag(
             Nonce::assume_unique_for_key(nonce),
             Aad::from(bound),
             bytes,
         );
-        (nonce, sealed.expect("a bounded object").as_ref().try_into().expect("16 bytes"))
+        sealed.expect("a bounded object").as_ref().try_into().expect("16 bytes")
     }
 
     /// Decrypts in place what [`Self::seal`] made; `false` where it is another object, or damaged.
@@ -96,7 +94,8 @@ mod tests {
         let key = |n| BackupKey::new(&Secret::new([n; 32]));
         let (plain, name) = (*b"what a guest wrote", key(1).name_of(b"what a guest wrote"));
         let mut bytes = plain;
-        let (nonce, tag) = key(1).seal(&name, b"head", &mut bytes);
+        let nonce = [3; NONCE_BYTES];
+        let tag = key(1).seal(&name, b"head", nonce, &mut bytes);
         assert_ne!(bytes, plain);
         let opens = |key: BackupKey, name: &[u8; 32], bound: &[u8], mut bytes: [u8; 18]| {
             key.open(name, bound, nonce, tag, &mut bytes) && bytes == plain

@@ -84,9 +84,10 @@ pub fn json_of(command: &mut Command) -> Result<Value> {
         .with_context(|| format!("{} printed something that is not JSON:\n{text}", shown(command)))
 }
 
-/// Builds the binary as users get it; returns its path.
+/// Builds the program as users get it, and `holdfast-restore` beside it; returns the first one's path.
 pub fn build_release() -> Result<PathBuf> {
-    cargo(&["build", "--release", "--package", "holdfast", "--bin", "holdfast"], &[])?;
+    let programs = ["--package", "holdfast", "--package", "holdfast-backup", "--bins"];
+    cargo(&[&["build", "--release"], &programs[..]].concat(), &[])?;
     Ok(target_dir().join("release/holdfast"))
 }
 

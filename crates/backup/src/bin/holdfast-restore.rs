@@ -1,7 +1,7 @@
 //! `holdfast-restore`: what a repository of backups has, and a backup as a raw image. No grid is needed, and nothing is
 //! written to the repository but a lock.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use holdfast_backup::{Backup, Error, Repository, Restored, Result, key_file, to_file, to_output, verify};
 use holdfast_base::size::Size;
 use std::io::{Write, stderr, stdout};
@@ -45,6 +45,9 @@ enum Command {
     },
     /// Read all that backups need
     Verify { repository: String },
+    /// Print the page for `man`
+    #[command(hide = true)]
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -90,6 +93,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 eprintln!("zeroes in the place of the megabyte at {offset}");
             }
             Ok(if damaged.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Man => {
+            let page = clap_mangen::Man::new(Cli::command());
+            page.render(&mut stdout()).map_err(|why| Error::Store(why.to_string()))?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Verify { repository } => {
             let verified = verify(&Repository::open(&repository, key)?, false, false, |_, _| {})?;

@@ -7,6 +7,15 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+/// What debhelper makes of `packaging/debian/control`, and is given to users.
+const BUILT: [&str; 5] = [
+    "holdfast_VERSION_amd64.deb",
+    "holdfast-dbgsym_VERSION_amd64.deb",
+    "holdfast-restore_VERSION_amd64.deb",
+    "holdfast-restore-dbgsym_VERSION_amd64.deb",
+    "holdfast-proxmox_VERSION_all.deb",
+];
+
 /// The C library of Ubuntu 22.04, the oldest system that a package is for.
 const LIBC_MAX: (u32, u32) = (2, 35);
 
@@ -23,8 +32,7 @@ pub fn build(place: &Place, notes: &str) -> Result<()> {
     tools::run(&mut command)?;
     let built = place.tree.parent().context("a tree lies in a directory")?;
     judge(built)?;
-    for name in ["holdfast_VERSION_amd64.deb", "holdfast-dbgsym_VERSION_amd64.deb", "holdfast-proxmox_VERSION_all.deb"]
-    {
+    for name in BUILT {
         let name = name.replace("VERSION", VERSION);
         fs::copy(built.join(&name), place.out.join(&name)).with_context(|| format!("{name} was not built"))?;
     }

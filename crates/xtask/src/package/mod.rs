@@ -95,10 +95,14 @@ pub fn run(arguments: &[String]) -> Result<()> {
     fs::write(place.out.join("RELEASE-NOTES.md"), notes::page(&notes, VERSION))?;
     let given = sums(&place.out)?;
     judge_libraries()?;
-    let trials: [(&str, fn(&Place) -> Result<()>); 3] =
-        [("--try", trial::run), ("--install", systems::run), ("--three", three::run)];
-    for (_, try_it) in trials.iter().filter(|(name, _)| is_asked(name)) {
-        try_it(&place)?;
+    if is_asked("--try") {
+        trial::run(&place)?;
+    }
+    if is_asked("--install") {
+        systems::run(&place)?;
+    }
+    if is_asked("--three") {
+        three::run(&place)?;
     }
     println!("package: {given} files and SHA256SUMS in {}", place.out.display());
     Ok(())

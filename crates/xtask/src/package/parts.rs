@@ -31,6 +31,9 @@ const LICENCES: &[&str] = &["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENS
 pub fn stage(place: &Place, program: &Path) -> Result<()> {
     let stage = place.stage();
     fs::copy(program, stage.join("holdfast"))?;
+    let restore = program.with_file_name("holdfast-restore");
+    fs::copy(&restore, stage.join("holdfast-restore"))?;
+    fs::write(stage.join("holdfast-restore.1"), tools::output_of(Command::new(&restore).arg("man"))?)?;
     let holdfast = |arguments: &[&str], what: &str| {
         let mut command = Command::new(program);
         tools::output_of(command.arg("reference").args(arguments).arg(stage.join(what)).current_dir(&stage))

@@ -32,7 +32,9 @@ const EDGES: &[Allowed] = &[
         ours: &["holdfast-base", "holdfast-cipher", "holdfast-format"],
         theirs: Some(&[
             "clap",
+            "clap_mangen",
             "jiff",
+            "rand_core",
             "rustix",
             "rusty-s3",
             "serde",
