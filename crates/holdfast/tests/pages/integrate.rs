@@ -48,7 +48,6 @@ fn the_page_about_backups_works_as_it_is_typed() {
     a.has_program("ssh", &ssh.replace("OTHER", &other.home.path().display().to_string()));
     a.types(&page.block("holdfast snapshot create vm1 monday"));
     a.types(&page.block("qemu-img convert"));
-    a.types(&page.block("nbdinfo --map"));
     a.types(&page.block("holdfast meta export"));
 }
 

@@ -211,7 +211,7 @@ fn serves_http(site: &mut Site, name: &str, address: &str) {
     page.leave_from("HTTP over the network");
     let machine = site.at(name);
     let dir = machine.path(".holdfast/grid").display().to_string();
-    machine.has("/srv/holdfast", &dir);
+    machine.has("/var/lib/holdfast", &dir);
     units(machine);
     block[..3].iter().for_each(|typed| drop(machine.types(&typed.command.replace("10.0.0.1", address))));
 }
