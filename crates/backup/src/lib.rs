@@ -63,7 +63,7 @@ pub use prune::{Pruned, prune};
 pub use repository::{About, Repository, now_ms, stamp};
 pub use restore::{Reader, Restored, to_file, to_output};
 pub use s3::S3;
-pub use store::{Listed, Store, store};
+pub use store::{Listed, OBJECT_BYTES_MAX, Store, store};
 pub use verify::{Damage, Verified, verify};
 pub use write::{Give, Stored, Writing};
 

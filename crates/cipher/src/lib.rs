@@ -14,7 +14,7 @@
 //! | id of a volume's key | 16 bytes, expanded with "id" |
 //! | of fingerprints in a sharing domain | expanded from the key of its store with "prints" |
 //! | wrapped key | AES-256-GCM by the key-encrypting key, nonce random, associated data: "holdfast wrapped key 1", volume |
-//! | of backups | see [`backup`] |
+//! | of backups | see [`BackupKey`] and its module |
 //!
 //! All integers are little-endian, 128-bit ids too.
 //!
