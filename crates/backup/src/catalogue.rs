@@ -111,7 +111,7 @@ impl Repository {
         Ok(Backup { id: id_of(&object), object, manifest })
     }
 
-    /// Takes backups out of the catalogue; [`crate::prune`] frees what only they needed.
+    /// Takes backups out of the catalogue; [`crate::prune()`] frees what only they needed.
     ///
     /// # Errors
     /// One of them is not there: then none is taken out.

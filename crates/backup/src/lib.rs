@@ -1,7 +1,7 @@
 //! Backups of volumes: in a directory or an S3 store, readable without a grid.
 //!
-//! Role: [`Repository`] keeps what was backed up; [`Writing`] adds a backup, [`Reader`] gives one back, [`verify`] and
-//! [`prune`] look after them. Who asks brings the bytes of volumes; nothing here knows a grid.
+//! Role: [`Repository`] keeps what was backed up; [`Writing`] adds a backup, [`Reader`] gives one back, [`verify()`] and
+//! [`prune()`] look after them. Who asks brings the bytes of volumes; nothing here knows a grid.
 //!
 //! # Format
 //!
@@ -11,7 +11,7 @@
 //! | `chunks/AB/NAME` | bytes of a volume at a multiple of [`CHUNK_BYTES`], without zeroes that fill it; or a page |
 //! | `backups/TIME-NAME` | a [`Manifest`], as JSON |
 //! | `locks/KIND-ID` | who is at work ([`lock`]) |
-//! | `damaged/NAME` | a chunk that could not be read, set aside by [`verify`]; empty if there was none |
+//! | `damaged/NAME` | a chunk that could not be read, set aside by [`verify()`]; empty if there was none |
 //!
 //! `NAME` is of the plain bytes: SHA-256 or, with a key, HMAC-SHA256, in hexadecimal digits; `AB` are its first two. A
 //! page is a list of [`PAGE_CHUNKS`] names of 32 bytes (the last one may be shorter), zeroes for a chunk that is a hole.
@@ -31,7 +31,7 @@
 //! 2. A chunk is deleted only if no manifest leads to it, nobody else is at work, and it is older than a day.
 //! 3. What is read is what its name says, or it is [`Error::Damaged`].
 //!
-//! Limits: 32 bytes of memory a chunk that differs from the backup before; [`verify`] and [`prune`] take 32 bytes a chunk
+//! Limits: 32 bytes of memory a chunk that differs from the backup before; [`verify()`] and [`prune()`] take 32 bytes a chunk
 //! that is there.
 
 #![deny(unsafe_code)]
