@@ -166,7 +166,8 @@ impl<'r> Writing<'r> {
     }
 }
 
-/// One of those who store what is given, until nothing more is.
+/// One of those who store what is given, until nothing more is. After a failure all is taken still, and not stored: who
+/// gives would wait for ever for the last to take it.
 fn work(
     repository: &Repository,
     taker: &Mutex<Receiver<(u64, Vec<u8>)>>,
@@ -177,16 +178,16 @@ fn work(
     loop {
         let given = taker.lock().expect("no worker panics").recv();
         let Ok((chunk, bytes)) = given else { return };
+        if done.lock().expect("no worker panics").failure.is_some() {
+            continue;
+        }
         let is_hole = bytes.iter().all(|byte| *byte == 0);
         let stored = (!is_hole).then(|| repository.put_chunk(&bytes, is_doubtful, &mut object)).transpose();
         let mut done = done.lock().expect("no worker panics");
         done.spare.push(bytes);
         match stored {
             Ok(stored) => done.outcomes.push((chunk, stored)),
-            Err(why) => {
-                done.failure.get_or_insert(why);
-                return;
-            }
+            Err(why) => drop(done.failure.get_or_insert(why)),
         }
     }
 }

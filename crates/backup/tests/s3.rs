@@ -15,7 +15,13 @@ const PAGE: usize = 2;
 struct Bucket {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
     requests: AtomicU64,
+    /// Chunks are refused, once so many were given.
+    refuses_after: AtomicU64,
+    given: AtomicU64,
 }
+
+/// What workers hold, and what waits for them.
+const UNDER_WAY: u64 = 16;
 
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::new();
@@ -97,6 +103,14 @@ impl Bucket {
         };
         let key = path.trim_start_matches('/').to_string();
         let mut objects = self.objects.lock().expect("nobody panics with it");
+        let refuses_after = self.refuses_after.load(Ordering::Relaxed);
+        if refuses_after > 0 && key.contains("chunks/") {
+            drop(objects);
+            while self.given.load(Ordering::Relaxed) < refuses_after {
+                std::thread::yield_now();
+            }
+            return (403, b"<Error><Code>AccessDenied</Code></Error>".to_vec());
+        }
         match method {
             "GET" if query.contains_key("list-type") => (200, list(&objects, &query)),
             "PUT" if is_new && objects.contains_key(&key) => (412, Vec::new()),
@@ -193,6 +207,19 @@ fn a_bucket_keeps_backups_though_it_fails_now_and_then() {
     assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
     let pruned = prune(&repository, Some(&"1h".parse().expect("a rule")), false).expect("pruned");
     assert_eq!((pruned.deleted.len(), pruned.kept), (2, 1));
+    // All workers fail at the same time, while more is given than they have room for.
+    bucket.refuses_after.store(UNDER_WAY, Ordering::Relaxed);
+    let mut writing = Writing::begin(&repository, 40 << 20).expect("begun");
+    let refused = writing.write(|give| {
+        (0..40_u64).try_for_each(|at| {
+            give.chunk(at, &[at as u8 + 200; 1 << 20])?;
+            bucket.given.fetch_add(1, Ordering::Relaxed);
+            Ok::<(), Error>(())
+        })
+    });
+    let why = refused.expect_err("nothing is stored").to_string();
+    assert!(why.contains("AccessDenied") || why.contains("403"), "{why}");
+    drop(writing);
     let s3 = S3::open(place.strip_prefix("s3:").expect("it has it")).expect("a place");
     assert!(s3.list("locks").expect("listed").is_empty());
     assert!(bucket.objects.lock().expect("there").keys().all(|key| key.starts_with("grid/")));
