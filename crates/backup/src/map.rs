@@ -109,15 +109,16 @@ impl Map {
         Ok(self.read_page(repository, page)?.into_iter().flatten().collect())
     }
 
-    /// Stores pages that were changed; gives all.
+    /// Stores pages that were changed; gives all. One that is there is read first: what it lists can't be had without it.
     ///
     /// # Errors
     /// The store does not take one.
     pub fn store(self, repository: &Repository, mut added: impl FnMut(u64)) -> Result<Vec<Option<Name>>> {
         let Map { mut pages, changed, .. } = self;
         let encoded = changed.into_iter().map(|(at, page)| (at, encode(&page)));
+        let is_unreadable = |name: &Name| repository.chunk(name).is_err();
         let put = |(at, bytes): (u64, Option<Vec<u8>>)| {
-            (at, bytes.map(|bytes| repository.put_chunk(&bytes, &|_| false, &mut Vec::new())).transpose())
+            (at, bytes.map(|bytes| repository.put_chunk(&bytes, &is_unreadable, &mut Vec::new())).transpose())
         };
         in_order(encoded, put, |(at, stored)| {
             pages[at as usize] = stored?.map(|(name, bytes)| {

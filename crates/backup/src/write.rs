@@ -87,14 +87,13 @@ impl<'r> Writing<'r> {
     pub fn build_on(&mut self, base: &Manifest) -> Result<Vec<u64>> {
         let map = Map::of(base);
         let mut wanted = BTreeSet::new();
-        if !self.damaged.is_empty() {
-            map.each(self.repository, 0, |chunk, name| {
-                if self.damaged.contains(&name) {
-                    wanted.insert(chunk);
-                }
-                Ok(())
-            })?;
-        }
+        // Pages that do not change are read, too: what can't be, nothing is built on.
+        map.each(self.repository, 0, |chunk, name| {
+            if self.damaged.contains(&name) {
+                wanted.insert(chunk);
+            }
+            Ok(())
+        })?;
         // Where it ended or ends now inside a chunk, that one has another length.
         let end = base.size_bytes.min(self.size_bytes);
         if base.size_bytes != self.size_bytes && !end.is_multiple_of(CHUNK_BYTES) {

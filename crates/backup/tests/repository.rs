@@ -2,8 +2,8 @@
 
 use holdfast_backup::lock::{Kind, Lock};
 use holdfast_backup::{
-    Backup, CHUNK_BYTES, Directory, Error, Manifest, Repository, Source, Store, Writing, prune, to_file, to_output,
-    verify,
+    Backup, CHUNK_BYTES, Directory, Error, Manifest, PAGE_CHUNKS, Repository, Source, Store, Writing, prune, to_file,
+    to_output, verify,
 };
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_cipher::{BackupKey, Secret};
@@ -262,6 +262,32 @@ fn a_manifest_or_a_page_that_is_hurt_is_no_reason_to_delete() {
     repository.delete(&[second.id]).expect("given up");
     prune(&repository, Some(&keep), false).expect("pruned");
     assert_eq!(place.restored(&first), filled(2, 1));
+}
+
+#[test]
+fn nothing_is_built_on_a_page_that_is_hurt() {
+    let place = Place::new(false);
+    let repository = place.open();
+    let size_bytes = (PAGE_CHUNKS + 1) * CHUNK_BYTES;
+    let far = |layer: u32, base: Option<&Manifest>| {
+        let mut writing = Writing::begin(&repository, size_bytes)?;
+        base.map_or(Ok(Vec::new()), |base| writing.build_on(base))?;
+        writing.write(|give| {
+            give.chunk(0, &filled(1, layer as u8))?;
+            if base.is_none() { give.chunk(PAGE_CHUNKS, &filled(1, 100)) } else { Ok(()) }
+        })?;
+        writing.commit(source(1, layer, u64::from(layer))).map(|(backup, _)| backup)
+    };
+    let first = far(1, None).expect("stored");
+    far(2, Some(&first.manifest)).expect("only the first page changed");
+    let page = place.root().join(first.manifest.pages[1].expect("it has data").chunk());
+    File::options().write(true).open(&page).expect("there").set_len(40).expect("cut");
+    let mut writing = Writing::begin(&repository, size_bytes).expect("begun");
+    assert!(matches!(writing.build_on(&first.manifest), Err(Error::Damaged(_))));
+    drop(writing);
+    // All is given then, and the page has the same name.
+    far(3, None).expect("stored");
+    assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
 }
 
 #[test]
