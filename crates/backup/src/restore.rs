@@ -7,7 +7,7 @@ use crate::{Backup, CHUNK_BYTES, Error, Map, Repository, Result};
 use holdfast_base::nonzero_runs;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -91,7 +91,7 @@ fn or_skip(
     }
 }
 
-/// A raw image, with holes, in a new file. It has its name when it is whole.
+/// A raw image, with holes, in a new file. It has its name when it is whole; until then `.partial` is added to it.
 ///
 /// # Errors
 /// The file is there already; the backup can't be read whole, and `skip_damaged` is not said.
@@ -112,7 +112,14 @@ pub fn to_file(
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial).map_err(failed)?;
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
+    let file = opened.map_err(|why| match why.kind() {
+        ErrorKind::AlreadyExists => Error::Exists(format!(
+            "{0} is there: somebody writes this image now, or one that broke off left it; in that case delete it (`rm {0}`)",
+            partial.display()
+        )),
+        _ => failed(why),
+    })?;
     let outcome = fill(&file, repository, backup, skip_damaged, &mut tell, &failed);
     let named = outcome.and_then(|restored| std::fs::rename(&partial, path).map(|()| restored).map_err(failed));
     named.inspect_err(|_| drop(std::fs::remove_file(&partial)))

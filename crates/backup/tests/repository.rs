@@ -313,6 +313,29 @@ fn who_deletes_is_alone() {
 }
 
 #[test]
+fn an_image_overwrites_nothing() {
+    let place = Place::new(false);
+    let repository = place.open();
+    let backup = back_up(&repository, &filled(1, 1), None, source(1, 1, 1)).expect("stored");
+    let (image, partial) = (place.dir.path().join("image"), place.dir.path().join("image.partial"));
+    let other = place.dir.path().join("other");
+    fs::write(&other, b"precious").expect("written");
+    std::os::unix::fs::symlink(&other, &partial).expect("made");
+    let why = to_file(&repository, &backup, &image, false, |_| {}).unwrap_err();
+    assert!(matches!(&why, Error::Exists(text) if text.contains("rm ")), "{why}");
+    assert!(fs::read(&other).expect("there") == b"precious" && partial.is_symlink() && !image.exists());
+    fs::remove_file(&partial).expect("there");
+    let mut is_first = true;
+    to_file(&repository, &backup, &image, false, |_| {
+        if std::mem::take(&mut is_first) {
+            to_file(&repository, &backup, &image, false, |_| {}).expect_err("somebody writes it");
+        }
+    })
+    .expect("restored");
+    assert!(fs::read(&image).expect("there") == filled(1, 1) && !partial.exists());
+}
+
+#[test]
 fn what_cannot_be_written_to_is_read() {
     let place = Place::new(false);
     let repository = place.open();
