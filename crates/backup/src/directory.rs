@@ -7,6 +7,7 @@
 
 use crate::store::{Listed, OBJECT_BYTES_MAX, Store};
 use crate::{Error, Result};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -107,6 +108,12 @@ fn is_aside(entry: &fs::DirEntry) -> bool {
     entry.file_name().as_encoded_bytes().starts_with(ASIDE.as_bytes())
 }
 
+/// What a bad sector or a damaged file system says of a file: others may well be read.
+fn is_of_one_file(why: &std::io::Error) -> bool {
+    let of = why.raw_os_error().map(Errno::from_raw_os_error);
+    of.is_some_and(|of| [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::LOOP, Errno::ISDIR].contains(&of))
+}
+
 fn listed(name: &str, found: &fs::Metadata) -> Listed {
     let written_ms = found.mtime().max(0) as u64 * 1000 + found.mtime_nsec() as u64 / 1_000_000;
     Listed { name: name.to_string(), bytes: found.len(), written_ms }
@@ -142,6 +149,7 @@ impl Store for Directory {
         match read {
             Ok(_) => Ok(Some(bytes)),
             Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
+            Err(why) if is_of_one_file(&why) => Err(Error::Damaged(format!("{} can't be read: {why}", path.display()))),
             Err(why) => Err(Error::store(format_args!("cannot read {}", path.display()), why)),
         }
     }

@@ -28,6 +28,9 @@ pub trait Store: Send + Sync {
     fn put_new(&self, name: &str, bytes: &[u8]) -> Result<bool>;
 
     /// At most [`OBJECT_BYTES_MAX`]; nothing where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], too: this one can't be read, and others may.
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
     fn stat(&self, name: &str) -> Result<Option<Listed>>;

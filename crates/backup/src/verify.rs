@@ -128,10 +128,15 @@ fn needed_by(
 }
 
 fn put_aside(repository: &Repository, name: &Name) -> Result<()> {
-    let object = repository.store.get(&name.chunk())?;
-    repository.store.put(&name.damaged(), &object.unwrap_or_default())?;
+    let (object, is_read) = match repository.store.get(&name.chunk()) {
+        Ok(object) => (object.unwrap_or_default(), true),
+        Err(Error::Damaged(_)) => (Vec::new(), false),
+        Err(why) => return Err(why),
+    };
+    repository.store.put(&name.damaged(), &object)?;
     repository.store.settle()?;
-    repository.store.delete(&name.chunk())
+    // What can't be read now may be read later: it is only marked, and what is stored anew takes its place.
+    if is_read { repository.store.delete(&name.chunk()) } else { Ok(()) }
 }
 
 /// What was set aside and has been stored anew since is damaged no more.

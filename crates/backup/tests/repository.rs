@@ -265,6 +265,28 @@ fn a_manifest_or_a_page_that_is_hurt_is_no_reason_to_delete() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_is_damage_and_no_end() {
+    let place = Place::new(false);
+    let repository = place.open();
+    let bytes = filled(3, 5);
+    let first = back_up(&repository, &bytes, None, source(1, 1, 1)).expect("stored");
+    // The kernel refuses to read it, as a file on bad sectors.
+    let mut chunks = place.files("chunks");
+    chunks.sort_by_key(|path| fs::metadata(path).expect("there").len());
+    let hurt = chunks.pop().expect("there are some");
+    fs::remove_file(&hurt).expect("there");
+    std::os::unix::fs::symlink(&hurt, &hurt).expect("made");
+    let found = verify(&repository, false, false, |_, _| {}).expect("all else is read");
+    assert!(matches!(&found.damage[..], [damage] if damage.backups == [first.id.clone()]), "{found:?}");
+    let path = place.dir.path().join("image");
+    assert_eq!(to_file(&repository, &first, &path, true, |_| {}).expect("the rest").damaged.len(), 1);
+    verify(&repository, false, true, |_, _| {}).expect("set aside");
+    back_up(&repository, &bytes, Some((&first.manifest, &BTreeSet::new())), source(1, 2, 2)).expect("stored");
+    assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
+    assert!(fs::remove_file(&path).is_ok() && place.restored(&first) == bytes && place.files("damaged").is_empty());
+}
+
+#[test]
 fn nothing_is_built_on_a_page_that_is_hurt() {
     let place = Place::new(false);
     let repository = place.open();
