@@ -3,7 +3,7 @@
 use crate::lock::{Kind, Lock};
 use crate::object::{Name, folder};
 use crate::parallel::in_order;
-use crate::{Backup, Map, Repository, Result};
+use crate::{Backup, Error, Map, Repository, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::schedule::Keep;
 use std::collections::BTreeMap;
@@ -44,6 +44,14 @@ pub fn prune(repository: &Repository, keep: Option<&Keep>, is_dry: bool) -> Resu
         Map::of(&backup.manifest).each(repository, 0, |_, name| {
             needed.push(name);
             Ok(())
+        })
+        .map_err(|why| match why {
+            Error::Damaged(why) => Error::Damaged(format!(
+                "backup {0} can't be followed ({why}), so nobody knows which chunks it needs; `holdfast backup verify \
+                 --set-aside` and a new backup may mend it, `holdfast backup delete` of {0} gives it up",
+                backup.id
+            )),
+            why => why,
         })?;
         needed.sort_unstable();
         needed.dedup();

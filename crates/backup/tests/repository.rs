@@ -257,7 +257,8 @@ fn a_manifest_or_a_page_that_is_hurt_is_no_reason_to_delete() {
     fs::write(&manifest, right).expect("written");
     let page = second.manifest.pages[0].expect("it has data");
     fs::remove_file(place.root().join(page.chunk())).expect("there");
-    assert!(matches!(prune(&repository, Some(&keep), false), Err(Error::Damaged(_))));
+    let why = prune(&repository, Some(&keep), false).unwrap_err().to_string();
+    assert!(why.contains(&second.id) && why.contains("--set-aside") && why.contains("backup delete"), "{why}");
     assert_eq!(place.files("backups").len(), 2);
     repository.delete(&[second.id]).expect("given up");
     prune(&repository, Some(&keep), false).expect("pruned");
