@@ -61,7 +61,7 @@ pub use map::{Map, PAGE_CHUNKS};
 pub use object::Name;
 pub use prune::{Pruned, prune};
 pub use repository::{About, Repository, now_ms, stamp};
-pub use restore::{Reader, Restored, to_file, to_output};
+pub use restore::{Piece, Reader, Restored, to_file, to_output};
 pub use s3::S3;
 pub use store::{Listed, OBJECT_BYTES_MAX, Store, store};
 pub use verify::{Damage, Verified, verify};

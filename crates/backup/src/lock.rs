@@ -8,6 +8,7 @@
 
 use crate::store::Store;
 use crate::{Error, Result};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -71,11 +72,8 @@ impl Lock {
         lock.end = Some(end);
         lock.refreshing = Some(std::thread::spawn(move || {
             while ended.recv_timeout(REFRESHED_EVERY) == Err(RecvTimeoutError::Timeout) {
-                // One that somebody took away does not come back; a store that is away may.
-                match store.stat(&name) {
-                    Ok(None) => return,
-                    Ok(Some(_)) => drop(store.put(&name, &text)),
-                    Err(_) => {}
+                if !refresh(store.as_ref(), &name, &text) {
+                    return;
                 }
             }
         }));
@@ -142,6 +140,28 @@ impl Lock {
     pub fn check(&self) -> Result<()> {
         self.held().map(drop)
     }
+}
+
+/// Whether to go on. One that somebody took away does not come back; a store that is away may.
+fn refresh(store: &dyn Store, name: &str, text: &[u8]) -> bool {
+    let begun = awake_ms();
+    match store.stat(name) {
+        Ok(None) => return false,
+        Ok(Some(_)) => drop(store.put(name, text)),
+        Err(_) => return true,
+    }
+    // Between the two it may have been taken away, if this process stood still for so long.
+    let is_late = awake_ms() - begun > STALE_MS / 2;
+    if is_late {
+        let _ = store.delete(name);
+    }
+    !is_late
+}
+
+/// Of a clock that goes on while the machine sleeps.
+fn awake_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 impl Drop for Lock {

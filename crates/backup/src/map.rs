@@ -4,6 +4,7 @@ use crate::object::Name;
 use crate::parallel::in_order;
 use crate::{Error, Manifest, Repository, Result};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Names in a page.
 pub const PAGE_CHUNKS: u64 = 4096;
@@ -83,11 +84,20 @@ impl Map {
     ///
     /// # Errors
     /// A page can't be read, or `show` returns one.
-    pub fn each(
+    pub fn each(&self, repository: &Repository, start: u64, show: impl FnMut(u64, Name) -> Result<()>) -> Result<()> {
+        self.each_readable(repository, start, show, |_, why| Err(why))
+    }
+
+    /// The same; `bad` hears of a page that can't be read: which chunks it lists, and why.
+    ///
+    /// # Errors
+    /// Of `show` and `bad`.
+    pub fn each_readable(
         &self,
         repository: &Repository,
         start: u64,
         mut show: impl FnMut(u64, Name) -> Result<()>,
+        mut bad: impl FnMut(Range<u64>, Error) -> Result<()>,
     ) -> Result<()> {
         let wanted = (start / PAGE_CHUNKS..self.pages.len() as u64)
             .filter(|at| self.changed.contains_key(at) || self.pages[*at as usize].is_some());
@@ -96,7 +106,12 @@ impl Map {
             None => (at, self.read_page(repository, at)),
         };
         in_order(wanted, read, |(at, page)| {
-            let named = (at * PAGE_CHUNKS..).zip(page?).filter_map(|(chunk, name)| Some((chunk, name?)));
+            let first = at * PAGE_CHUNKS;
+            let page = match page {
+                Ok(page) => page,
+                Err(why) => return bad(first..first + self.len_of(at), why),
+            };
+            let named = (first..).zip(page).filter_map(|(chunk, name)| Some((chunk, name?)));
             named.filter(|(chunk, _)| *chunk >= start).try_for_each(|(chunk, name)| show(chunk, name))
         })
     }

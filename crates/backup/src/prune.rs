@@ -2,7 +2,7 @@
 
 use crate::lock::{Kind, Lock};
 use crate::object::{Name, folder};
-use crate::parallel::in_order;
+use crate::parallel::{WORKERS, in_order};
 use crate::{Backup, Error, Map, Repository, Result};
 use holdfast_base::VolumeId;
 use holdfast_format::schedule::Keep;
@@ -62,6 +62,7 @@ pub fn prune(repository: &Repository, keep: Option<&Keep>, is_dry: bool) -> Resu
             repository.store.delete(&backup.object)?;
         }
         repository.store.settle()?;
+        ["backups", "damaged", "locks"].into_iter().try_for_each(|folder| repository.store.sweep(folder))?;
     }
     for first in 0..=u8::MAX {
         lock.check()?;
@@ -80,7 +81,11 @@ pub fn prune(repository: &Repository, keep: Option<&Keep>, is_dry: bool) -> Resu
         }
         if !is_dry {
             repository.store.sweep(&folder(first))?;
-            in_order(garbage, |name| repository.store.delete(&name.chunk()), |done| done)?;
+            // Who stood still and lost its lock meanwhile deletes no more than is under way.
+            for batch in garbage.chunks(WORKERS) {
+                lock.check()?;
+                in_order(batch, |name| repository.store.delete(&name.chunk()), |done| done)?;
+            }
         }
     }
     Ok(pruned)

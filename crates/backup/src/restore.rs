@@ -5,25 +5,29 @@ use crate::object::Name;
 use crate::parallel::{WORKERS, in_order};
 use crate::{Backup, CHUNK_BYTES, Error, Map, Repository, Result};
 use holdfast_base::nonzero_runs;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Restored {
     pub data_bytes: u64,
-    /// Offsets of chunks that could not be read, and are zeroes.
-    pub damaged: Vec<u64>,
+    /// Bytes that could not be read, and are zeroes.
+    pub damaged: Vec<Range<u64>>,
 }
+
+/// A chunk's bytes, or a part of the volume that can't be had.
+pub type Piece = (Range<u64>, Result<Vec<u8>>);
 
 /// Chunks of a backup that are no holes, in order. Nobody deletes while it is there.
 pub struct Reader<'r> {
     repository: &'r Repository,
-    size_bytes: u64,
-    names: VecDeque<(u64, Name)>,
-    ready: VecDeque<(u64, Result<Vec<u8>>)>,
+    names: VecDeque<(Range<u64>, Result<Name>)>,
+    ready: VecDeque<Piece>,
     _lock: Option<Lock>,
 }
 
@@ -31,35 +35,49 @@ impl<'r> Reader<'r> {
     /// From the chunk on that has the byte at `start`.
     ///
     /// # Errors
-    /// A page can't be read.
+    /// The store can't be read.
     pub fn new(repository: &'r Repository, backup: &Backup, start: u64) -> Result<Reader<'r>> {
         let lock = Lock::to_read(&repository.store, "restoring a backup")?;
-        let mut names = VecDeque::new();
-        Map::of(&backup.manifest).each(repository, start / CHUNK_BYTES, |chunk, name| {
-            names.push_back((chunk, name));
-            Ok(())
-        })?;
         let size_bytes = backup.manifest.size_bytes;
-        Ok(Reader { repository, size_bytes, names, ready: VecDeque::new(), _lock: lock })
+        let bytes_of = |chunks: Range<u64>| chunks.start * CHUNK_BYTES..size_bytes.min(chunks.end * CHUNK_BYTES);
+        let names: RefCell<VecDeque<_>> = RefCell::default();
+        Map::of(&backup.manifest).each_readable(
+            repository,
+            start / CHUNK_BYTES,
+            |chunk, name| {
+                names.borrow_mut().push_back((bytes_of(chunk..chunk + 1), Ok(name)));
+                Ok(())
+            },
+            |chunks, why| match why {
+                Error::Damaged(_) => {
+                    names.borrow_mut().push_back((bytes_of(chunks), Err(why)));
+                    Ok(())
+                }
+                why => Err(why),
+            },
+        )?;
+        Ok(Reader { repository, names: names.into_inner(), ready: VecDeque::new(), _lock: lock })
     }
 
-    /// The next chunk's offset, and its bytes or why they can't be had.
-    pub fn next_chunk(&mut self) -> Option<(u64, Result<Vec<u8>>)> {
+    /// The next one.
+    pub fn next_piece(&mut self) -> Option<Piece> {
         if self.ready.is_empty() {
-            let (repository, size_bytes) = (self.repository, self.size_bytes);
-            let read = |(chunk, name): (u64, Name)| {
-                let offset = chunk * CHUNK_BYTES;
-                let wanted = CHUNK_BYTES.min(size_bytes - offset);
-                let bytes = repository.chunk(&name).and_then(|bytes| match bytes.len() as u64 == wanted {
-                    true => Ok(bytes),
-                    false => Err(Error::Damaged(format!("chunk {name} has {} bytes of {wanted}", bytes.len()))),
+            let repository = self.repository;
+            let read = |(range, name): (Range<u64>, Result<Name>)| {
+                let wanted = range.end - range.start;
+                let bytes = name.and_then(|name| {
+                    let bytes = repository.chunk(&name)?;
+                    match bytes.len() as u64 == wanted {
+                        true => Ok(bytes),
+                        false => Err(Error::Damaged(format!("chunk {name} has {} bytes of {wanted}", bytes.len()))),
+                    }
                 });
-                (offset, bytes)
+                (range, bytes)
             };
             let batch = self.names.drain(..self.names.len().min(WORKERS));
             let ready = &mut self.ready;
-            in_order(batch, read, |chunk| {
-                ready.push_back(chunk);
+            in_order(batch, read, |piece| {
+                ready.push_back(piece);
                 Ok(())
             })
             .expect("nothing is refused");
@@ -68,24 +86,24 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// Whether to go on without a chunk.
-fn or_skip(
-    offset: u64,
-    bytes: Result<Vec<u8>>,
-    skip_damaged: bool,
-    restored: &mut Restored,
-) -> Result<Option<Vec<u8>>> {
+/// Whether to go on without it.
+fn or_skip((range, bytes): Piece, skip_damaged: bool, restored: &mut Restored) -> Result<Option<Vec<u8>>> {
     match bytes {
         Ok(bytes) => {
             restored.data_bytes += bytes.len() as u64;
             Ok(Some(bytes))
         }
         Err(Error::Damaged(_)) if skip_damaged => {
-            restored.damaged.push(offset);
+            match restored.damaged.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => restored.damaged.push(range),
+            }
             Ok(None)
         }
         Err(Error::Damaged(why)) => Err(Error::Damaged(format!(
-            "{why}, at offset {offset}; with --skip-damaged all else is restored, with zeroes there"
+            "{why}, for {} bytes at offset {}; an image with --skip-damaged has all else, and zeroes there",
+            range.end - range.start,
+            range.start
         ))),
         Err(why) => Err(why),
     }
@@ -136,9 +154,10 @@ fn fill(
     file.set_len(backup.manifest.size_bytes).map_err(failed)?;
     let mut restored = Restored::default();
     let mut reader = Reader::new(repository, backup, 0)?;
-    while let Some((offset, bytes)) = reader.next_chunk() {
+    while let Some(piece) = reader.next_piece() {
+        let offset = piece.0.start;
         tell(offset);
-        let Some(bytes) = or_skip(offset, bytes, skip_damaged, &mut restored)? else { continue };
+        let Some(bytes) = or_skip(piece, skip_damaged, &mut restored)? else { continue };
         for run in nonzero_runs(&bytes) {
             file.write_all_at(&bytes[run.clone()], offset + run.start as u64).map_err(failed)?;
         }
@@ -170,9 +189,10 @@ pub fn to_output(
         Ok(())
     };
     let mut reader = Reader::new(repository, backup, 0)?;
-    while let Some((offset, bytes)) = reader.next_chunk() {
+    while let Some(piece) = reader.next_piece() {
+        let offset = piece.0.start;
         tell(offset);
-        let Some(bytes) = or_skip(offset, bytes, skip_damaged, &mut restored)? else { continue };
+        let Some(bytes) = or_skip(piece, skip_damaged, &mut restored)? else { continue };
         fill(&mut at, offset, out)?;
         out.write_all(&bytes).map_err(failed)?;
         at += bytes.len() as u64;

@@ -1,7 +1,7 @@
 //! Whether all that backups need is there and is right.
 
 use crate::lock::{Kind, Lock};
-use crate::object::Name;
+use crate::object::{HEAD_BYTES, Name};
 use crate::parallel::in_order;
 use crate::{Backup, Error, Map, Repository, Result};
 use std::collections::BTreeMap;
@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
     pub why: String,
+    /// Of a backup itself: only deleting it helps. Else of a chunk or a page.
+    pub is_manifest: bool,
     /// Ids of backups that need it.
     pub backups: Vec<String>,
 }
@@ -40,7 +42,11 @@ pub fn verify(repository: &Repository, is_quick: bool, set_aside: bool, tell: im
     let catalogue = repository.catalogue()?;
     let mut verified = Verified { backups: catalogue.backups.len(), ..Verified::default() };
     for (id, why) in &catalogue.unreadable {
-        verified.damage.push(Damage { why: format!("its manifest: {why}"), backups: vec![id.clone()] });
+        verified.damage.push(Damage {
+            why: format!("its manifest: {why}"),
+            is_manifest: true,
+            backups: vec![id.clone()],
+        });
     }
     let mut bad: BTreeMap<Name, String> = BTreeMap::new();
     let mut names = Vec::new();
@@ -54,7 +60,10 @@ pub fn verify(repository: &Repository, is_quick: bool, set_aside: bool, tell: im
     let all = names.len() as u64;
     let look = |name: Name| {
         let found = match is_quick {
-            true => repository.store.stat(&name.chunk()).map(|found| found.map(|_| 0)),
+            true => repository.store.stat(&name.chunk()).map(|found| {
+                // One that is shorter than its head is none.
+                found.filter(|found| found.bytes >= HEAD_BYTES as u64).map(|_| 0)
+            }),
             false => repository.chunk(&name).map(|bytes| Some(bytes.len() as u64)),
         };
         (name, found)
@@ -75,7 +84,7 @@ pub fn verify(repository: &Repository, is_quick: bool, set_aside: bool, tell: im
     }
     let mut needed = needed_by(repository, &catalogue.backups, &bad)?;
     for (name, why) in bad {
-        verified.damage.push(Damage { why, backups: needed.remove(&name).unwrap_or_default() });
+        verified.damage.push(Damage { why, is_manifest: false, backups: needed.remove(&name).unwrap_or_default() });
         if let Some(lock) = lock.as_ref().filter(|_| set_aside) {
             lock.check()?;
             put_aside(repository, &name)?;

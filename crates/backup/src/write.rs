@@ -83,8 +83,13 @@ impl<'r> Writing<'r> {
     /// What is not given is as in this backup. Returns places of chunks that are to be given all the same.
     ///
     /// # Errors
-    /// Its pages can't be read.
-    pub fn build_on(&mut self, base: &Manifest) -> Result<Vec<u64>> {
+    /// [`Error::Damaged`]: its pages can't be read. [`Error::NotFound`]: it was deleted since it was looked up, so what it
+    /// needs may be gone.
+    pub fn build_on(&mut self, base: &Backup) -> Result<Vec<u64>> {
+        if self.repository.store.stat(&base.object)?.is_none() {
+            return Err(Error::NotFound(format!("backup {} was deleted meanwhile", base.id)));
+        }
+        let base = &base.manifest;
         let map = Map::of(base);
         let mut wanted = BTreeSet::new();
         // Pages that do not change are read, too: what can't be, nothing is built on.
@@ -161,7 +166,13 @@ impl<'r> Writing<'r> {
         repository.store.settle()?;
         lock.check()?;
         let manifest = Manifest { format: FORMAT, source, size_bytes, data_bytes, added_bytes, pages };
-        Ok((repository.put_manifest(manifest)?, stored))
+        let backup = repository.put_manifest(manifest)?;
+        // Somebody may have begun to delete before this was there to be seen.
+        if let Err(why) = lock.check() {
+            repository.store.delete(&backup.object)?;
+            return Err(why);
+        }
+        Ok((backup, stored))
     }
 }
 

@@ -11,6 +11,7 @@ use holdfast_format::stream::SnapshotId;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File, FileTimes};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -89,7 +90,7 @@ fn source(volume: u128, layer: u32, taken_ms: u64) -> Source {
 fn back_up(
     repository: &Repository,
     bytes: &[u8],
-    base: Option<(&Manifest, &BTreeSet<u64>)>,
+    base: Option<(&Backup, &BTreeSet<u64>)>,
     of: Source,
 ) -> Result<Backup, Error> {
     let mut writing = Writing::begin(repository, bytes.len() as u64)?;
@@ -124,8 +125,8 @@ fn backups_build_on_each_other_and_store_what_changed_once() {
         let before = bytes.clone();
         let objects = place.files("chunks").len();
         bytes[CHUNK + 5] ^= 1;
-        let second = back_up(&repository, &bytes, Some((&first.manifest, &BTreeSet::from([1]))), source(1, 2, 2000))
-            .expect("stored");
+        let second =
+            back_up(&repository, &bytes, Some((&first, &BTreeSet::from([1]))), source(1, 2, 2000)).expect("stored");
         assert_eq!(place.files("chunks").len(), objects + 2, "a chunk and a page");
         assert_eq!((place.restored(&first), place.restored(&second)), (before.clone(), bytes.clone()));
         let third = back_up(&repository, &bytes, None, source(7, 1, 3000)).expect("stored");
@@ -153,7 +154,7 @@ fn sizes_that_change_are_followed() {
     for (len, layer) in [(3 * CHUNK + 8192, 2), (3 * CHUNK, 3), (2 * CHUNK - 4096, 4), (6 * CHUNK, 5)] {
         let grown: BTreeSet<u64> =
             (Manifest::chunks_of(base.manifest.size_bytes)..Manifest::chunks_of(len as u64)).collect();
-        base = back_up(&repository, &whole[..len], Some((&base.manifest, &grown)), source(1, layer, u64::from(layer)))
+        base = back_up(&repository, &whole[..len], Some((&base, &grown)), source(1, layer, u64::from(layer)))
             .expect("stored");
         assert_eq!(place.restored(&base), &whole[..len], "{len}");
     }
@@ -224,15 +225,14 @@ fn damage_is_found_named_and_mended_by_the_next_backup() {
     let restored = fs::read(&path).expect("written");
     for chunk in 0..4 {
         let range = chunk * CHUNK..(chunk + 1) * CHUNK;
-        let is_lost = rest.damaged.contains(&(range.start as u64));
+        let is_lost = rest.damaged.iter().any(|lost| lost.contains(&(range.start as u64)));
         assert_eq!(restored[range.clone()] == bytes[range.clone()], !is_lost);
     }
-    assert_eq!(rest.damaged.len(), 2);
+    assert_eq!(rest.damaged.iter().map(|lost| lost.end - lost.start).sum::<u64>(), 2 * CHUNK_BYTES);
     fs::remove_file(&path).expect("there");
     // Nothing changed in the volume, and nothing is given: what was set aside is asked for.
     verify(&repository, false, true, |_, _| {}).expect("set aside");
-    let second =
-        back_up(&repository, &bytes, Some((&first.manifest, &BTreeSet::new())), source(1, 2, 2)).expect("stored");
+    let second = back_up(&repository, &bytes, Some((&first, &BTreeSet::new())), source(1, 2, 2)).expect("stored");
     assert_eq!((place.restored(&first), place.restored(&second)), (bytes.clone(), bytes));
     assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
     assert!(place.files("damaged").is_empty(), "it is damaged no more");
@@ -282,7 +282,7 @@ fn a_file_that_cannot_be_read_is_damage_and_no_end() {
     let path = place.dir.path().join("image");
     assert_eq!(to_file(&repository, &first, &path, true, |_| {}).expect("the rest").damaged.len(), 1);
     verify(&repository, false, true, |_, _| {}).expect("set aside");
-    back_up(&repository, &bytes, Some((&first.manifest, &BTreeSet::new())), source(1, 2, 2)).expect("stored");
+    back_up(&repository, &bytes, Some((&first, &BTreeSet::new())), source(1, 2, 2)).expect("stored");
     assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
     assert!(fs::remove_file(&path).is_ok() && place.restored(&first) == bytes && place.files("damaged").is_empty());
 }
@@ -292,7 +292,7 @@ fn nothing_is_built_on_a_page_that_is_hurt() {
     let place = Place::new(false);
     let repository = place.open();
     let size_bytes = (PAGE_CHUNKS + 1) * CHUNK_BYTES;
-    let far = |layer: u32, base: Option<&Manifest>| {
+    let far = |layer: u32, base: Option<&Backup>| {
         let mut writing = Writing::begin(&repository, size_bytes)?;
         base.map_or(Ok(Vec::new()), |base| writing.build_on(base))?;
         writing.write(|give| {
@@ -302,15 +302,38 @@ fn nothing_is_built_on_a_page_that_is_hurt() {
         writing.commit(source(1, layer, u64::from(layer))).map(|(backup, _)| backup)
     };
     let first = far(1, None).expect("stored");
-    far(2, Some(&first.manifest)).expect("only the first page changed");
+    far(2, Some(&first)).expect("only the first page changed");
     let page = place.root().join(first.manifest.pages[1].expect("it has data").chunk());
     File::options().write(true).open(&page).expect("there").set_len(40).expect("cut");
     let mut writing = Writing::begin(&repository, size_bytes).expect("begun");
-    assert!(matches!(writing.build_on(&first.manifest), Err(Error::Damaged(_))));
+    assert!(matches!(writing.build_on(&first), Err(Error::Damaged(_))));
     drop(writing);
+    // What lies under the other page is there.
+    let path = place.dir.path().join("image");
+    let rest = to_file(&repository, &first, &path, true, |_| {}).expect("the rest");
+    assert_eq!(rest.damaged, [PAGE_CHUNKS * CHUNK_BYTES..size_bytes]);
+    let mut chunk = vec![0; CHUNK];
+    File::open(&path).expect("written").read_exact(&mut chunk).expect("as long");
+    assert!(chunk == filled(1, 1));
     // All is given then, and the page has the same name.
     far(3, None).expect("stored");
     assert!(verify(&repository, false, false, |_, _| {}).expect("read").damage.is_empty());
+}
+
+#[test]
+fn nothing_is_built_on_what_was_deleted_meanwhile() {
+    let place = Place::new(false);
+    let repository = place.open();
+    let first = back_up(&repository, &filled(2, 1), None, source(1, 1, 1)).expect("stored");
+    repository.delete(std::slice::from_ref(&first.id)).expect("there");
+    let built = back_up(&repository, &filled(2, 1), Some((&first, &BTreeSet::new())), source(1, 2, 2));
+    assert!(matches!(built, Err(Error::NotFound(_))));
+    let second = back_up(&repository, &filled(2, 1), None, source(1, 2, 2)).expect("stored");
+    assert_eq!(place.restored(&second), filled(2, 1));
+    // An empty file is no chunk.
+    let chunk = place.files("chunks").into_iter().max_by_key(|path| fs::metadata(path).expect("there").len());
+    fs::write(chunk.expect("there are some"), b"").expect("written");
+    assert_eq!(verify(&repository, true, false, |_, _| {}).expect("looked").damage.len(), 1);
 }
 
 #[test]
@@ -436,7 +459,7 @@ proptest! {
                         bytes[range.clone()] != then[range]
                     };
                     let changed = (0..6).filter(differ).collect();
-                    back_up(&repository, &bytes, Some((&base.manifest, &changed)), of)
+                    back_up(&repository, &bytes, Some((&base, &changed)), of)
                 }
             };
             all.push((backup.expect("stored"), bytes.clone()));

@@ -194,7 +194,7 @@ fn a_bucket_keeps_backups_though_it_fails_now_and_then() {
             })
         };
         writing.write(feed).expect("stored");
-        base = Some(writing.commit(source(layer)).expect("committed").0.manifest);
+        base = Some(writing.commit(source(layer)).expect("committed").0);
     }
     let catalogue = repository.catalogue().expect("listed");
     assert_eq!(catalogue.backups.len(), 3, "more than a page of a listing");

@@ -100,6 +100,8 @@ fn what_changed_is_read_and_all_of_it_comes_back() {
     bytes[40 << 20..][..4096].fill(2);
     fs::write(&expected, bytes).expect("written");
     assert_same(&old, &expected);
+    let why = grid.fails(&format!("backup restore {repository} v1 old"));
+    assert!(why.contains("in service") && why.contains("another name"), "{why}");
     // Without the snapshot all of it is read, and stored is what is not there.
     let kept = grid.json("snapshot list v1")[0]["name"].as_str().expect("a name").to_string();
     grid.ok(&format!("snapshot delete v1 {kept}"));

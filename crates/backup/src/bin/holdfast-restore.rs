@@ -82,6 +82,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Get { repository, backup, image, skip_damaged } => {
             let repository = Repository::open(&repository, key)?;
             let catalogue = repository.catalogue()?;
+            for (id, why) in &catalogue.unreadable {
+                eprintln!("backup {id} can't be read, and may be the latest: {why}");
+            }
             let backup = catalogue.find(&backup)?;
             let restored = match image == Path::new("-") {
                 true => to_output(&repository, backup, &mut stdout().lock(), skip_damaged, |_| {})?,
@@ -89,8 +92,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             };
             let Restored { data_bytes, damaged } = restored;
             eprintln!("{} of volume {}: {} of data", backup.id, backup.manifest.source.volume, Size(data_bytes));
-            for offset in &damaged {
-                eprintln!("zeroes in the place of the megabyte at {offset}");
+            for range in &damaged {
+                eprintln!("zeroes in the place of {} bytes at {}", range.end - range.start, range.start);
             }
             Ok(if damaged.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -8,7 +8,7 @@ use super::transfer::{Taking, Wanted, resume_token};
 use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
-use holdfast_api::Request;
+use holdfast_api::{Code, Request, refuse};
 use holdfast_base::BLOCK_BYTES;
 use holdfast_format::geometry::Layout;
 use holdfast_format::stream::{Begin, Part, STREAM_VERSION, SnapshotId, Totals};
@@ -51,6 +51,10 @@ impl NewVolume<'_> {
         open: impl FnOnce(u64) -> Result<P>,
     ) -> Result<(Totals, Vec<String>)> {
         let NewVolume { name, redundancy, origin, snapshot, id, size_bytes, what, broken, no_export } = self;
+        let there = client::volume(dir, &Request::VolumeShow { name: name.to_string() }).ok();
+        if there.is_some_and(|there| there.exported) {
+            refuse!(Code::Exists, "volume {name} is in service, and is not written over; give another name");
+        }
         // A volume that is not there has no part of anything.
         let token = resume_token(dir, name).ok().flatten();
         let start = token.map(|token| token.parse::<Wanted>()).transpose().map_err(anyhow::Error::msg)?;

@@ -251,12 +251,12 @@ fn begin(dir: &GridDir, volume: &VolumeInfo, snapshot: &str, base: Option<Backup
     Ok((ask_begin(dir, &wanted(None))?, None))
 }
 
-/// Chunks that are to be read in any case; without the base where its own pages are damaged.
+/// Chunks that are to be read in any case; without the base where its own pages are damaged, or somebody deleted it.
 fn build_on(writing: &mut Writing, base: Option<Backup>) -> Result<(Option<Backup>, Vec<u64>)> {
     let Some(base) = base else { return Ok((None, Vec::new())) };
-    match writing.build_on(&base.manifest) {
+    match writing.build_on(&base) {
         Ok(doubtful) => Ok((Some(base), doubtful)),
-        Err(Error::Damaged(_)) => Ok((None, Vec::new())),
+        Err(Error::Damaged(_) | Error::NotFound(_)) => Ok((None, Vec::new())),
         Err(why) => Err(told(why)),
     }
 }

@@ -8,7 +8,7 @@ use super::progress::{Progress, Unit};
 use crate::grid::layout::GridDir;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use holdfast_api::{Code, Error};
+use holdfast_api::{Code, Error, refuse};
 use holdfast_backup::{Backup, Pruned, Repository, Verified, key_file, prune, verify};
 use holdfast_base::size::Size;
 use holdfast_format::schedule::Keep;
@@ -183,8 +183,10 @@ fn run_verify(repository: &Repository, quick: bool, set_aside: bool, json: bool)
     drop(progress);
     let Verified { backups, objects, read_bytes, damage, set_aside: aside } = &verified;
     if json {
-        let damage: Vec<Value> =
-            damage.iter().map(|damage| json!({ "why": damage.why, "backups": damage.backups })).collect();
+        let damage: Vec<Value> = damage
+            .iter()
+            .map(|damage| json!({ "why": damage.why, "is_manifest": damage.is_manifest, "backups": damage.backups }))
+            .collect();
         print_json(&json!({ "backups": backups, "objects": objects, "read_bytes": read_bytes, "damage": damage,
             "set_aside": aside }))?;
     } else {
@@ -194,23 +196,25 @@ fn run_verify(repository: &Repository, quick: bool, set_aside: bool, json: bool)
         let how = if quick { "are there".to_string() } else { format!("read, {}", Size(*read_bytes)) };
         print(format_args!("{backups} backups, {objects} objects {how}"))?;
     }
-    let place = repository.place();
-    match (damage.len(), set_aside) {
-        (0, _) => Ok(()),
-        (count, true) => Err(Error::new(
-            Code::Failed,
-            format!("{count} things are damaged, and chunks among them set aside; back the same volumes up now, then verify again"),
-        )
-        .into()),
-        (count, false) => Err(Error::new(
-            Code::Failed,
-            format!(
-                "{count} things are damaged; `holdfast backup verify {place} --set-aside` lets the next backup store them anew, as \
-                 far as volumes still have them"
-            ),
-        )
-        .into()),
+    if damage.is_empty() {
+        return Ok(());
     }
+    let place = repository.place();
+    let lost: Vec<&str> = damage.iter().filter(|damage| damage.is_manifest).map(|damage| &*damage.backups[0]).collect();
+    let mut advice = Vec::new();
+    if !lost.is_empty() {
+        advice.push(format!("`holdfast backup delete {place} {}` gives up what can't be read at all", lost.join(" ")));
+    }
+    if lost.len() < damage.len() {
+        advice.push(match set_aside {
+            true => "back the same volumes up now, then verify again".to_string(),
+            false => format!(
+                "`holdfast backup verify {place} --set-aside` lets the next backup store chunks anew, as far as volumes still have \
+                 them"
+            ),
+        });
+    }
+    refuse!(Code::Failed, "{} things are damaged: {}", damage.len(), advice.join("; "))
 }
 
 fn print_pruned(pruned: &Pruned, is_dry: bool, json: bool) -> Result<()> {

@@ -16,7 +16,7 @@ use holdfast_base::size::Size;
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_cipher::digest;
 use holdfast_format::stream::{BACKUP, Part, SnapshotId, Totals};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,9 @@ impl Restore {
     pub(super) fn run(self, key: &KeyFile, grid: Result<GridDir>, json: bool) -> Result<()> {
         let repository = key.open(&self.repository)?;
         let catalogue = repository.catalogue().map_err(told)?;
+        for (id, why) in &catalogue.unreadable {
+            eprintln!("backup {id} can't be read, and may be the latest: {why}");
+        }
         let backup = catalogue.find(&self.backup).map_err(told)?;
         match &self.image {
             Some(image) => self.to_image(&repository, backup, image, json),
@@ -74,19 +77,16 @@ impl Restore {
         let restored = restored.map_err(told)?;
         let data = transfer::told(Totals { data_bytes: restored.data_bytes, zeroes_bytes: 0 }, begun.elapsed());
         let text = format!("{} of volume {}: {data}", backup.id, backup.manifest.source.volume);
+        let one = |range: &Range<u64>| json!({ "offset": range.start, "length": range.end - range.start });
+        let damaged: Vec<Value> = restored.damaged.iter().map(one).collect();
         match (is_stream, json) {
             (true, _) => eprintln!("{text}"),
             (false, false) => print(text)?,
             (false, true) => print_json(&json!({ "backup": backup.id, "size_bytes": size_bytes,
-                "data_bytes": restored.data_bytes, "damaged_offsets": restored.damaged }))?,
+                "data_bytes": restored.data_bytes, "damaged": damaged }))?,
         }
         if !restored.damaged.is_empty() {
-            refuse!(
-                Code::Failed,
-                "{} chunks of 1 MiB can't be read, and are zeroes in the image, at offsets {:?}",
-                restored.damaged.len(),
-                restored.damaged
-            );
+            refuse!(Code::Failed, "these bytes can't be read, and are zeroes in the image: {:?}", restored.damaged);
         }
         Ok(())
     }
@@ -112,7 +112,11 @@ impl Restore {
             id: named(repository, backup),
             size_bytes,
             what: format!("restoring {} to {name}", backup.id),
-            broken: format!("what has come of {} is kept, and the same command goes on", backup.id),
+            broken: format!(
+                "what has come of {0} is kept; `holdfast backup restore {1} {0} {name}` goes on",
+                backup.id,
+                repository.place()
+            ),
             no_export: self.no_export,
         };
         let open = |start| Ok(Reading::new(Reader::new(repository, backup, start).map_err(told)?));
@@ -160,10 +164,10 @@ impl Parts for Reading<'_> {
                 self.data_bytes += into.len() as u64;
                 return Ok(Part::Data { offset });
             }
-            let Some((offset, chunk)) = self.reader.next_chunk() else {
+            let Some((range, chunk)) = self.reader.next_piece() else {
                 return Ok(Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 }));
             };
-            (self.chunk, self.offset) = (chunk.map_err(told)?, offset);
+            (self.chunk, self.offset) = (chunk.map_err(told)?, range.start);
             self.untold = nonzero_runs(&self.chunk).into();
         }
     }
