@@ -311,7 +311,7 @@ fn nothing_is_built_on_a_page_that_is_hurt() {
     // What lies under the other page is there.
     let path = place.dir.path().join("image");
     let rest = to_file(&repository, &first, &path, true, |_| {}).expect("the rest");
-    assert_eq!(rest.damaged, [PAGE_CHUNKS * CHUNK_BYTES..size_bytes]);
+    assert_eq!(rest.damaged, std::slice::from_ref(&(PAGE_CHUNKS * CHUNK_BYTES..size_bytes)));
     let mut chunk = vec![0; CHUNK];
     File::open(&path).expect("written").read_exact(&mut chunk).expect("as long");
     assert!(chunk == filled(1, 1));
@@ -459,7 +459,7 @@ proptest! {
                         bytes[range.clone()] != then[range]
                     };
                     let changed = (0..6).filter(differ).collect();
-                    back_up(&repository, &bytes, Some((&base, &changed)), of)
+                    back_up(&repository, &bytes, Some((base, &changed)), of)
                 }
             };
             all.push((backup.expect("stored"), bytes.clone()));
