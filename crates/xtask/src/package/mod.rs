@@ -83,6 +83,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let notes = notes::of_version(&fs::read_to_string("CHANGELOG.md").context("cannot read CHANGELOG.md")?, VERSION)?;
     let program = tools::build_release()?;
     let place = Place::new()?;
+    three::clear(&place)?;
     if place.out.exists() {
         fs::remove_dir_all(&place.out).with_context(|| format!("cannot empty {}", place.out.display()))?;
     }

@@ -9,6 +9,7 @@
 //! and the disk gets its name. The image that is imported is made before the clock runs, as others give theirs away.
 
 mod guest;
+mod leftovers;
 mod site;
 
 use super::{Place, tree};
@@ -17,6 +18,7 @@ use guest::Guest;
 use holdfast_lab::page::{Typed, section};
 use site::Site;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const PROGRAMS: &[&str] =
@@ -30,9 +32,18 @@ const SUITE: &str = "bookworm";
 /// A machine that is lost is taken out after seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Takes away what a run has left in this place that was ended by a signal.
+pub fn clear(place: &Place) -> Result<()> {
+    if work(place).exists() { leftovers::clear() } else { Ok(()) }
+}
+
+fn work(place: &Place) -> PathBuf {
+    place.out.join("build/three")
+}
+
 pub fn run(place: &Place) -> Result<()> {
     tree::check(&place.out, PROGRAMS)?;
-    let work = place.out.join("build/three");
+    let work = work(place);
     fs::create_dir_all(&work)?;
     let image = work.join("debian-12.qcow2");
     guest::make_image(&work, &image)?;

@@ -1,5 +1,6 @@
 //! Machines a, b and c on a network of this machine, 10.0.0.0/24, and who goes from one to the other.
 
+use super::leftovers::{NAME as BRIDGE, Record};
 use crate::package::tree;
 use crate::tools;
 use anyhow::{Context, Result, bail, ensure};
@@ -9,13 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const BRIDGE: &str = "hf-three";
-
 /// Others' packages come over this machine.
 const NAT: &str = "table ip hf-three { chain out { type nat hook postrouting priority 100; \
                    ip saddr 10.0.0.0/24 oifname != \"hf-three\" masquerade; }; }";
-
-const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Bytes of a machine's disk.
 const DISK: u64 = 6 << 30;
@@ -34,12 +31,7 @@ pub struct Site {
     machines: BTreeMap<String, Machine>,
     token: String,
     /// Last, since its cables are plugged into it.
-    _net: Net,
-}
-
-/// A bridge, and the way out.
-struct Net {
-    forward: String,
+    _net: Record,
 }
 
 struct Machine {
@@ -55,7 +47,7 @@ struct Machine {
 impl Site {
     /// Boots three machines with an empty disk and the package's file each.
     pub fn begin(work: &Path, deb: &Path) -> Result<Site> {
-        let net = Net::begin()?;
+        let net = connect()?;
         let mut site = Site { machines: BTreeMap::new(), token: String::new(), _net: net };
         for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
             let machine = Machine::boot(work, name, index + 1, deb).with_context(|| format!("machine {name}"))?;
@@ -237,28 +229,18 @@ impl Drop for Machine {
     }
 }
 
-impl Net {
-    fn begin() -> Result<Net> {
-        let addresses = tools::output_of(Command::new("ip").args(["-brief", "-4", "address"]))?;
-        ensure!(
-            !addresses.contains(" 10.0.0."),
-            "this machine has an address of 10.0.0.0/24, as the pages' machines have:\n{addresses}"
-        );
-        let net = Net { forward: fs::read_to_string(FORWARD).context("cannot read whether packets are passed on")? };
-        let ip = |arguments: &[&str]| tools::run(Command::new("ip").args(arguments));
-        ip(&["link", "add", BRIDGE, "type", "bridge"])?;
-        ip(&["address", "add", "10.0.0.254/24", "dev", BRIDGE])?;
-        ip(&["link", "set", BRIDGE, "up"])?;
-        tools::run(Command::new("nft").arg(NAT))?;
-        fs::write(FORWARD, "1")?;
-        Ok(net)
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        let _ = fs::write(FORWARD, &self.forward);
-        let _ = Command::new("nft").args(["delete", "table", "ip", "hf-three"]).stderr(Stdio::null()).status();
-        let _ = Command::new("ip").args(["link", "delete", BRIDGE]).stderr(Stdio::null()).status();
-    }
+/// A bridge, and the way out.
+fn connect() -> Result<Record> {
+    let record = Record::begin()?;
+    let addresses = tools::output_of(Command::new("ip").args(["-brief", "-4", "address"]))?;
+    ensure!(
+        !addresses.contains(" 10.0.0."),
+        "this machine has an address of 10.0.0.0/24, as the pages' machines have:\n{addresses}"
+    );
+    let ip = |arguments: &[&str]| tools::run(Command::new("ip").args(arguments));
+    ip(&["link", "add", BRIDGE, "type", "bridge"])?;
+    ip(&["address", "add", "10.0.0.254/24", "dev", BRIDGE])?;
+    ip(&["link", "set", BRIDGE, "up"])?;
+    tools::run(Command::new("nft").arg(NAT))?;
+    Ok(record)
 }
