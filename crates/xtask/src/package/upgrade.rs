@@ -53,9 +53,10 @@ pub fn run(now: &Path) -> Result<()> {
     trial.grid.run(&["volume", "set", "a", "--compress", "lz4"])?;
     trial.step("and of this one, with a volume that is packed", |trial| trial.write("a", 16 * MIB))?;
     trial.refused_by(&before)?;
+    // The host first: nodes are restarted in turn once all volumes are open.
     trial.put(now)?;
-    trial.restart_nodes()?;
     trial.restart_host()?;
+    trial.restart_nodes()?;
     trial.step("of this one again, after the refusal", |_| Ok(()))
 }
 
