@@ -5,6 +5,8 @@ trap 'say "line $LINENO failed"' ERR
 name=$(. /etc/os-release; echo "$PRETTY_NAME")
 [ "$(holdfast --version)" = "holdfast $(dpkg-query -W -f '${Version}' holdfast)" ]
 holdfast --help >/dev/null
+[ "$(holdfast-restore --version)" = "holdfast-restore $(dpkg-query -W -f '${Version}' holdfast-restore)" ]
+[ -s /usr/share/man/man1/holdfast-restore.1.gz ]
 for file in bash-completion/completions/holdfast zsh/vendor-completions/_holdfast fish/vendor_completions.d/holdfast.fish; do
     [ -s "/usr/share/$file" ]
 done
@@ -31,7 +33,7 @@ END
 chmod 755 /root; chmod 644 /root/page.sh
 su - ann -c 'bash ~/typed.sh'
 # No grid of root's is here: nothing of it stays.
-dpkg --purge holdfast
+dpkg --purge holdfast holdfast-restore
 ! pgrep -x holdfast
-[ ! -e /var/lib/holdfast ] && [ ! -e /usr/bin/holdfast ]
+[ ! -e /var/lib/holdfast ] && [ ! -e /usr/bin/holdfast ] && [ ! -e /usr/bin/holdfast-restore ]
 say "$name: installed by apt, a volume was written and read with a node lost, purged"

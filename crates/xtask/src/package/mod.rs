@@ -3,6 +3,8 @@
 //! ```text
 //! holdfast_V_amd64.deb            the program, and what belongs to it on a machine; for Debian 12 and what came after
 //! holdfast-dbgsym_V_amd64.deb     lines of its sources, for debuggers
+//! holdfast-restore_V_amd64.deb    the program that takes disks out of backups alone; with its own -dbgsym
+//! holdfast-proxmox_V_all.deb      the plugin of Proxmox VE
 //! holdfast-V-oci.tar              an image of the OCI that holds nothing but the program and what it needs
 //! holdfast-V.cdx.json             what the program is made of (CycloneDX)
 //! RELEASE-NOTES.md                this version's part of CHANGELOG.md

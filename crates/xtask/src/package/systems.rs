@@ -1,9 +1,9 @@
-//! `./x package --install`: the package on each system that it is for, brought in by apt; and what the tutorial shows on one
+//! `./x package --install`: the packages on each system that it is for, brought in by apt; and what the tutorial shows on one
 //! machine, typed by a user without rights.
 //!
 //! The systems are directories on this machine's kernel, with a network of loopback alone and without systemd running.
 
-use super::{Place, tree};
+use super::{Place, VERSION, tree};
 use crate::tools;
 use anyhow::{Context, Result, bail};
 use holdfast_lab::page;
@@ -43,13 +43,14 @@ fn try_system(place: &Place, suite: &str) -> Result<()> {
     let work = place.out.join("build/systems");
     let root = work.join(suite);
     let copy = format!(
-        "copy-in {} {} {} /root",
+        "copy-in {} {} {} {} /root",
         place.deb().display(),
+        place.out.join(format!("holdfast-restore_{VERSION}_amd64.deb")).display(),
         work.join("system.sh").display(),
         work.join("page.sh").display()
     );
     // Installed as an administrator does it, dependencies and all.
-    let install = "chroot \"$1\" sh -c 'apt-get install -q --no-install-recommends /root/holdfast_*.deb'";
+    let install = "chroot \"$1\" sh -c 'apt-get install -q --no-install-recommends /root/holdfast*.deb'";
     tree::make(suite, PACKAGES, &[&copy, install], &root)?;
     let mut command = Command::new("timeout");
     command.args([
