@@ -1,7 +1,8 @@
 //! `./x bench`: what guests get, beside the raw file and qemu-nbd. What something costs: `--maintenance` background
 //! care, `--tls` TLS between host and nodes, `--encrypt` encryption at rest, `--reduce` compression, and what that
-//! saves, `--nested` nested layouts beside a mirror. `--backup` is backups beside reading in order. `--sharing` is what a sharing domain saves and costs. `--noisy` is what a
-//! guest feels of its neighbour, by `qos.isolation`. `--diskspd` is many threads on three nodes beside the raw file;
+//! saves, `--nested` nested layouts beside a mirror. `--backup` is backups beside reading in order. `--sharing` is what a
+//! sharing domain saves and costs. `--noisy` is what a guest feels of its neighbour, by `qos.isolation`. `--diskspd` is
+//! many threads on three nodes beside the raw file;
 //! `--etcd` what a grid that keeps its metadata in etcd does when a node, or etcd, or both hang, and when a volume
 //! changes hands.
 //!

@@ -1,7 +1,7 @@
 //! Shares of production lines: what the simulator drives, and what the shell is.
 //!
-//! Lines count without tests, of crates that nodes, hosts and their command line are made of. Both bounds are ratchets: they follow what was reached, and are
-//! never loosened.
+//! Lines count without tests, of crates that nodes, hosts and their command line are made of. Both bounds are ratchets:
+//! they follow what was reached, and are never loosened.
 
 use super::Finding;
 use super::source::Source;
