@@ -173,7 +173,8 @@ fn about_volumes(status: &GridStatus, found: &mut Found) {
     let degraded: Vec<&str> = degraded.collect();
     if !degraded.is_empty() {
         let next = if away.is_empty() {
-            "nothing: it is made whole again (`holdfast task watch`)".to_string()
+            "nothing while `holdfast task watch` gets on; else the layout lacks nodes or room (`holdfast volume plan`)"
+                .to_string()
         } else {
             bring_back(&away)
         };
