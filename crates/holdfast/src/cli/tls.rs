@@ -401,8 +401,9 @@ fn server(names: &[String], out: Option<PathBuf>, dir: &GridDir, json: bool) -> 
     }
     print(format_args!(
         "a server's certificate for {} is in {1}. On that host write nbd.tls_dir = \"{1}\" into holdfast.toml, beside nbd.tcp, \
-         and restart the host, unless it says so already: then it uses the certificate from the next connection on, \
-         and makes it anew by itself where it may write there. Clients need one of `holdfast grid tls client`",
+         or api.tls_dir beside api.tcp, and restart the host, unless it says so already: then it uses the certificate \
+         from the next connection on, and makes it anew by itself where it may write there. Clients need one of \
+         `holdfast grid tls client`, operators one of `holdfast grid tls operator`",
         names.join(", "),
         out.display()
     ))
