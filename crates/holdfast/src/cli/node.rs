@@ -31,7 +31,7 @@ use std::time::Duration;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     after_help = "Examples:\n  \
-        holdfast node stop 2      for maintenance: refused while data would be less redundant than it is to be\n  \
+        holdfast node stop 2      for maintenance: refused while data can't do without it\n  \
         holdfast node restart --rolling   all nodes of this machine, one after the other, while volumes serve\n  \
         holdfast node kill 2      node 2 of the local grid dies, as in a crash\n  \
         holdfast node start 2     and comes back\n  \
