@@ -25,7 +25,7 @@ const MODE: u32 = 0o600;
 
 pub struct Directory {
     root: PathBuf,
-    /// Directories with names that may not outlive a loss of power.
+    /// Directories of which names that came or went may not outlive a loss of power.
     unsettled: Mutex<BTreeSet<PathBuf>>,
 }
 
@@ -172,6 +172,7 @@ impl Store for Directory {
 
     fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
+        self.touched(path.parent().unwrap_or(&self.root).to_path_buf());
         match fs::remove_file(&path) {
             Err(why) if why.kind() != ErrorKind::NotFound => {
                 Err(Error::store(format_args!("cannot delete {}", path.display()), why))

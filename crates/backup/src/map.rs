@@ -2,7 +2,7 @@
 
 use crate::object::Name;
 use crate::parallel::in_order;
-use crate::{Error, Manifest, Repository, Result};
+use crate::{CHUNK_BYTES, Error, Manifest, Repository, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -80,48 +80,56 @@ impl Map {
         Ok(())
     }
 
-    /// Chunks from `start` on that are no holes, in order.
-    ///
-    /// # Errors
-    /// A page can't be read, or `show` returns one.
-    pub fn each(&self, repository: &Repository, start: u64, show: impl FnMut(u64, Name) -> Result<()>) -> Result<()> {
-        self.each_readable(repository, start, show, |_, why| Err(why))
+    /// How many pages there are.
+    pub fn pages(&self) -> u64 {
+        self.pages.len() as u64
     }
 
-    /// The same; `bad` hears of a page that can't be read: which chunks it lists, and why.
-    ///
-    /// # Errors
-    /// Of `show` and `bad`.
-    pub fn each_readable(
-        &self,
-        repository: &Repository,
-        start: u64,
-        mut show: impl FnMut(u64, Name) -> Result<()>,
-        mut bad: impl FnMut(Range<u64>, Error) -> Result<()>,
-    ) -> Result<()> {
-        let wanted = (start / PAGE_CHUNKS..self.pages.len() as u64)
-            .filter(|at| self.changed.contains_key(at) || self.pages[*at as usize].is_some());
-        let read = |at: u64| match self.changed.get(&at) {
-            Some(page) => (at, Ok(page.clone())),
-            None => (at, self.read_page(repository, at)),
-        };
-        in_order(wanted, read, |(at, page)| {
-            let first = at * PAGE_CHUNKS;
-            let page = match page {
-                Ok(page) => page,
-                Err(why) => return bad(first..first + self.len_of(at), why),
-            };
-            let named = (first..).zip(page).filter_map(|(chunk, name)| Some((chunk, name?)));
-            named.filter(|(chunk, _)| *chunk >= start).try_for_each(|(chunk, name)| show(chunk, name))
-        })
+    /// Chunks that a page lists.
+    pub fn listed_in(&self, page: u64) -> Range<u64> {
+        page * PAGE_CHUNKS..page * PAGE_CHUNKS + self.len_of(page)
     }
 
-    /// Names in one page.
+    /// Chunks in a page that are no holes, in order.
     ///
     /// # Errors
     /// It can't be read.
-    pub fn named_in(&self, repository: &Repository, page: u64) -> Result<Vec<Name>> {
-        Ok(self.read_page(repository, page)?.into_iter().flatten().collect())
+    pub fn named_in(&self, repository: &Repository, page: u64) -> Result<Vec<(u64, Name)>> {
+        let names = match self.changed.get(&page) {
+            Some(names) => names.clone(),
+            None if self.pages[page as usize].is_none() => return Ok(Vec::new()),
+            None => self.read_page(repository, page)?,
+        };
+        Ok(self.listed_in(page).zip(names).filter_map(|(chunk, name)| Some((chunk, name?))).collect())
+    }
+
+    /// All chunks that are no holes, in order.
+    ///
+    /// # Errors
+    /// A page can't be read.
+    pub fn each(&self, repository: &Repository, mut show: impl FnMut(u64, Name)) -> Result<()> {
+        let is_hole = |page: &u64| self.pages[*page as usize].is_none() && !self.changed.contains_key(page);
+        let wanted = (0..self.pages()).filter(|page| !is_hole(page));
+        in_order(
+            wanted,
+            |page| self.named_in(repository, page),
+            |named| {
+                named?.into_iter().for_each(|(chunk, name)| show(chunk, name));
+                Ok(())
+            },
+        )
+    }
+
+    /// Bytes of chunks that are no holes, in a volume of that size. `known` has those of pages that were not changed.
+    pub fn data_bytes(&self, size_bytes: u64, known: &[u64]) -> u64 {
+        let of_page = |page: u64| match self.changed.get(&page) {
+            Some(names) => {
+                let named = self.listed_in(page).zip(names).filter(|(_, name)| name.is_some());
+                named.map(|(chunk, _)| CHUNK_BYTES.min(size_bytes - chunk * CHUNK_BYTES)).sum()
+            }
+            None => known.get(page as usize).copied().unwrap_or(0),
+        };
+        (0..self.pages()).map(of_page).sum()
     }
 
     /// Stores pages that were changed; gives all. One that is there is read first: what it lists can't be had without it.

@@ -41,11 +41,7 @@ pub fn prune(repository: &Repository, keep: Option<&Keep>, is_dry: bool) -> Resu
     let mut needed: Vec<Name> = Vec::new();
     for backup in &kept {
         needed.extend(backup.manifest.pages.iter().flatten());
-        Map::of(&backup.manifest).each(repository, 0, |_, name| {
-            needed.push(name);
-            Ok(())
-        })
-        .map_err(|why| match why {
+        Map::of(&backup.manifest).each(repository, |_, name| needed.push(name)).map_err(|why| match why {
             Error::Damaged(why) => Error::Damaged(format!(
                 "backup {0} can't be followed ({why}), so nobody knows which chunks it needs; `holdfast backup verify \
                  --set-aside` and a new backup may mend it, `holdfast backup delete` of {0} gives it up",

@@ -3,9 +3,8 @@
 use crate::lock::Lock;
 use crate::object::Name;
 use crate::parallel::{WORKERS, in_order};
-use crate::{Backup, CHUNK_BYTES, Error, Map, Repository, Result};
+use crate::{Backup, CHUNK_BYTES, Error, Map, PAGE_CHUNKS, Repository, Result};
 use holdfast_base::nonzero_runs;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -26,7 +25,12 @@ pub type Piece = (Range<u64>, Result<Vec<u8>>);
 /// Chunks of a backup that are no holes, in order. Nobody deletes while it is there.
 pub struct Reader<'r> {
     repository: &'r Repository,
-    names: VecDeque<(Range<u64>, Result<Name>)>,
+    size_bytes: u64,
+    map: Map,
+    /// The first chunk that is wanted, and the first page that was not read.
+    start: u64,
+    page: u64,
+    names: VecDeque<(u64, Name)>,
     ready: VecDeque<Piece>,
     _lock: Option<Lock>,
 }
@@ -35,54 +39,67 @@ impl<'r> Reader<'r> {
     /// From the chunk on that has the byte at `start`.
     ///
     /// # Errors
-    /// The store can't be read.
+    /// Somebody deletes now.
     pub fn new(repository: &'r Repository, backup: &Backup, start: u64) -> Result<Reader<'r>> {
         let lock = Lock::to_read(&repository.store, "restoring a backup")?;
-        let size_bytes = backup.manifest.size_bytes;
-        let bytes_of = |chunks: Range<u64>| chunks.start * CHUNK_BYTES..size_bytes.min(chunks.end * CHUNK_BYTES);
-        let names: RefCell<VecDeque<_>> = RefCell::default();
-        Map::of(&backup.manifest).each_readable(
+        let start = start / CHUNK_BYTES;
+        Ok(Reader {
             repository,
-            start / CHUNK_BYTES,
-            |chunk, name| {
-                names.borrow_mut().push_back((bytes_of(chunk..chunk + 1), Ok(name)));
-                Ok(())
-            },
-            |chunks, why| match why {
-                Error::Damaged(_) => {
-                    names.borrow_mut().push_back((bytes_of(chunks), Err(why)));
-                    Ok(())
-                }
-                why => Err(why),
-            },
-        )?;
-        Ok(Reader { repository, names: names.into_inner(), ready: VecDeque::new(), _lock: lock })
+            size_bytes: backup.manifest.size_bytes,
+            map: Map::of(&backup.manifest),
+            start,
+            page: start / PAGE_CHUNKS,
+            names: VecDeque::new(),
+            ready: VecDeque::new(),
+            _lock: lock,
+        })
     }
 
     /// The next one.
     pub fn next_piece(&mut self) -> Option<Piece> {
-        if self.ready.is_empty() {
-            let repository = self.repository;
-            let read = |(range, name): (Range<u64>, Result<Name>)| {
-                let wanted = range.end - range.start;
-                let bytes = name.and_then(|name| {
-                    let bytes = repository.chunk(&name)?;
-                    match bytes.len() as u64 == wanted {
-                        true => Ok(bytes),
-                        false => Err(Error::Damaged(format!("chunk {name} has {} bytes of {wanted}", bytes.len()))),
-                    }
-                });
-                (range, bytes)
-            };
-            let batch = self.names.drain(..self.names.len().min(WORKERS));
-            let ready = &mut self.ready;
-            in_order(batch, read, |piece| {
-                ready.push_back(piece);
-                Ok(())
-            })
-            .expect("nothing is refused");
+        while self.ready.is_empty() {
+            if self.names.is_empty() {
+                self.read_page()?;
+            } else {
+                self.read_chunks();
+            }
         }
         self.ready.pop_front()
+    }
+
+    fn bytes_of(&self, chunks: Range<u64>) -> Range<u64> {
+        chunks.start * CHUNK_BYTES..self.size_bytes.min(chunks.end * CHUNK_BYTES)
+    }
+
+    /// Nothing where there is no other.
+    fn read_page(&mut self) -> Option<()> {
+        let page = (self.page < self.map.pages()).then_some(self.page)?;
+        self.page += 1;
+        match self.map.named_in(self.repository, page) {
+            Ok(named) => self.names.extend(named.into_iter().filter(|(chunk, _)| *chunk >= self.start)),
+            Err(why) => self.ready.push_back((self.bytes_of(self.map.listed_in(page)), Err(why))),
+        }
+        Some(())
+    }
+
+    fn read_chunks(&mut self) {
+        let batch: Vec<(u64, Name)> = self.names.drain(..self.names.len().min(WORKERS)).collect();
+        let read = |(chunk, name): (u64, Name)| {
+            let range = self.bytes_of(chunk..chunk + 1);
+            let wanted = range.end - range.start;
+            let bytes = self.repository.chunk(&name).and_then(|bytes| match bytes.len() as u64 == wanted {
+                true => Ok(bytes),
+                false => Err(Error::Damaged(format!("chunk {name} has {} bytes of {wanted}", bytes.len()))),
+            });
+            (range, bytes)
+        };
+        let mut ready = VecDeque::new();
+        in_order(batch, read, |piece| {
+            ready.push_back(piece);
+            Ok(())
+        })
+        .expect("nothing is refused");
+        self.ready = ready;
     }
 }
 

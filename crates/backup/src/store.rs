@@ -48,7 +48,7 @@ pub trait Store: Send + Sync {
     /// [`Error::Invalid`]: something else lies there.
     fn check_vacant(&self) -> Result<()>;
 
-    /// What was put before outlives a loss of power.
+    /// What was put and deleted before outlives a loss of power.
     fn settle(&self) -> Result<()>;
 }
 

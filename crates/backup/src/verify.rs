@@ -105,7 +105,7 @@ fn for_each_object(
     let map = Map::of(&backup.manifest);
     for (at, page) in backup.manifest.pages.iter().enumerate().filter_map(|(at, page)| Some((at, (*page)?))) {
         match map.named_in(repository, at as u64) {
-            Ok(names) => names.into_iter().for_each(&mut *show),
+            Ok(named) => named.into_iter().for_each(|(_, name)| show(name)),
             Err(Error::Damaged(why)) => bad(page, why),
             Err(why) => return Err(why),
         }

@@ -4,7 +4,7 @@ use crate::lock::{Kind, Lock};
 use crate::manifest::{FORMAT, Source};
 use crate::object::Name;
 use crate::parallel::WORKERS;
-use crate::{Backup, CHUNK_BYTES, Error, Manifest, Map, Repository, Result};
+use crate::{Backup, CHUNK_BYTES, Error, Manifest, Map, PAGE_CHUNKS, Repository, Result};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -24,6 +24,8 @@ pub struct Writing<'r> {
     map: Map,
     /// Chunks that were set aside: they are stored again.
     damaged: BTreeSet<Name>,
+    /// Bytes of chunks that are no holes, by page of the backup that this one builds on.
+    page_bytes: Vec<u64>,
     stored: Stored,
     size_bytes: u64,
 }
@@ -77,7 +79,7 @@ impl<'r> Writing<'r> {
         let aside = repository.store.list("damaged")?;
         let damaged = aside.iter().filter_map(|found| found.name.strip_prefix("damaged/")?.parse().ok()).collect();
         let map = Map::empty(size_bytes);
-        Ok(Writing { repository, lock, map, damaged, stored: Stored::default(), size_bytes })
+        Ok(Writing { repository, lock, map, damaged, page_bytes: Vec::new(), stored: Stored::default(), size_bytes })
     }
 
     /// What is not given is as in this backup. Returns places of chunks that are to be given all the same.
@@ -92,19 +94,23 @@ impl<'r> Writing<'r> {
         let base = &base.manifest;
         let map = Map::of(base);
         let mut wanted = BTreeSet::new();
+        let mut page_bytes = vec![0; map.pages() as usize];
         // Pages that do not change are read, too: what can't be, nothing is built on.
-        map.each(self.repository, 0, |chunk, name| {
+        map.each(self.repository, |chunk, name| {
+            page_bytes[(chunk / PAGE_CHUNKS) as usize] += CHUNK_BYTES.min(base.size_bytes - chunk * CHUNK_BYTES);
             if self.damaged.contains(&name) {
                 wanted.insert(chunk);
             }
-            Ok(())
         })?;
         // Where it ended or ends now inside a chunk, that one has another length.
         let end = base.size_bytes.min(self.size_bytes);
         if base.size_bytes != self.size_bytes && !end.is_multiple_of(CHUNK_BYTES) {
             wanted.insert(end / CHUNK_BYTES);
         }
-        self.map = map.resized(self.repository, self.size_bytes)?;
+        // Pages that another size changes count as changed.
+        let is_as_long = base.size_bytes == self.size_bytes;
+        self.map = if is_as_long { map } else { map.resized(self.repository, self.size_bytes)? };
+        self.page_bytes = page_bytes;
         Ok(wanted.into_iter().filter(|chunk| *chunk < self.map.chunks()).collect())
     }
 
@@ -155,12 +161,8 @@ impl<'r> Writing<'r> {
     /// # Errors
     /// The store does not take it; then there is none.
     pub fn commit(self, source: Source) -> Result<(Backup, Stored)> {
-        let Writing { repository, lock, map, mut stored, size_bytes, .. } = self;
-        let mut data_bytes = 0;
-        map.each(repository, 0, |chunk, _| {
-            data_bytes += CHUNK_BYTES.min(size_bytes - chunk * CHUNK_BYTES);
-            Ok(())
-        })?;
+        let Writing { repository, lock, map, mut stored, size_bytes, page_bytes, .. } = self;
+        let data_bytes = map.data_bytes(size_bytes, &page_bytes);
         let pages = map.store(repository, |bytes| stored.added_bytes += bytes)?;
         let added_bytes = stored.added_bytes;
         repository.store.settle()?;

@@ -157,6 +157,7 @@ fn sizes_that_change_are_followed() {
         base = back_up(&repository, &whole[..len], Some((&base, &grown)), source(1, layer, u64::from(layer)))
             .expect("stored");
         assert_eq!(place.restored(&base), &whole[..len], "{len}");
+        assert_eq!(base.manifest.data_bytes, len as u64, "no chunk of it is a hole");
     }
 }
 

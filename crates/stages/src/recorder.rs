@@ -289,10 +289,10 @@ impl Recorder {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn spans(of: &[(Stage, u64)]) -> Spans {
+    pub fn spans(of: &[(Stage, u64)]) -> Spans {
         let mut spans = Spans::default();
         of.iter().for_each(|(stage, us)| spans.add(*stage, Duration::from_micros(*us)));
         spans

@@ -109,14 +109,8 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recorder::tests::spans;
     use proptest::prelude::*;
-    use std::time::Duration;
-
-    fn spans(of: &[(Stage, u64)]) -> Spans {
-        let mut spans = Spans::default();
-        of.iter().for_each(|(stage, us)| spans.add(*stage, Duration::from_micros(*us)));
-        spans
-    }
 
     #[test]
     fn a_bound_counts_what_takes_just_as_long() {

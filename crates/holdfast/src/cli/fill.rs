@@ -9,9 +9,11 @@ use crate::client;
 use crate::grid::layout::GridDir;
 use anyhow::Result;
 use holdfast_api::{Code, Request, refuse};
-use holdfast_base::BLOCK_BYTES;
+use holdfast_base::{BLOCK_BYTES, nonzero_runs};
 use holdfast_format::geometry::Layout;
 use holdfast_format::stream::{Begin, Part, STREAM_VERSION, SnapshotId, Totals};
+use std::collections::VecDeque;
+use std::ops::Range;
 
 pub struct NewVolume<'a> {
     pub name: &'a str,
@@ -37,6 +39,43 @@ pub trait Parts {
     /// # Errors
     /// There can't be had more.
     fn next(&mut self, into: &mut Vec<u8>) -> Result<Part>;
+}
+
+/// What was read last and is not told of yet: its blocks that are not zeroes.
+#[derive(Default)]
+pub struct Untold {
+    bytes: Vec<u8>,
+    offset: u64,
+    runs: VecDeque<Range<usize>>,
+    data_bytes: u64,
+}
+
+impl Untold {
+    /// Memory for what is read next.
+    pub fn space(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// What was read at this offset, in whole blocks.
+    pub fn put(&mut self, offset: u64, bytes: Vec<u8>) {
+        self.runs = nonzero_runs(&bytes).into();
+        (self.bytes, self.offset) = (bytes, offset);
+    }
+
+    /// Nothing when all of it is told.
+    pub fn next(&mut self, into: &mut Vec<u8>) -> Option<Part> {
+        let run = self.runs.pop_front()?;
+        let offset = self.offset + run.start as u64;
+        into.clear();
+        into.extend_from_slice(&self.bytes[run]);
+        self.data_bytes += into.len() as u64;
+        Some(Part::Data { offset })
+    }
+
+    /// When there is no more to read.
+    pub fn end(&self) -> Part {
+        Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 })
+    }
 }
 
 impl NewVolume<'_> {

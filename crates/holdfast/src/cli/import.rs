@@ -1,6 +1,6 @@
 //! `holdfast volume import`: a disk image becomes a volume.
 
-use super::fill::{NewVolume, Parts, how_to_connect};
+use super::fill::{NewVolume, Parts, Untold, how_to_connect};
 use super::format::{print, print_json};
 use super::protect::Redundancy;
 use super::transfer::told;
@@ -9,13 +9,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 use holdfast_api::{Code, Error};
 use holdfast_base::size::Size;
-use holdfast_base::{BLOCK_BYTES, ObjectId, VolumeId, nonzero_runs};
+use holdfast_base::{BLOCK_BYTES, ObjectId, VolumeId};
 use holdfast_cipher::PrintKey;
-use holdfast_format::stream::{IMAGE, Part, SnapshotId, Totals};
+use holdfast_format::stream::{IMAGE, Part, SnapshotId};
 use holdfast_image::{Disk, Format, detect, open};
 use serde_json::json;
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -100,18 +98,12 @@ struct Reading {
     disk: Box<dyn Disk>,
     /// Up to here it was read.
     at: u64,
-    /// What was read last, and begins at this offset.
-    window: Vec<u8>,
-    window_at: u64,
-    /// Of it, in whole blocks: what is to be told.
-    untold: VecDeque<Range<usize>>,
-    data_bytes: u64,
+    untold: Untold,
 }
 
 impl Reading {
     fn new(disk: Box<dyn Disk>, start: u64) -> Reading {
-        let at = start - start % BLOCK_BYTES as u64;
-        Reading { disk, at, window: Vec::new(), window_at: 0, untold: VecDeque::new(), data_bytes: 0 }
+        Reading { disk, at: start - start % BLOCK_BYTES as u64, untold: Untold::default() }
     }
 
     /// A hole, or a window of whole blocks.
@@ -126,11 +118,11 @@ impl Reading {
         }
         let len = WINDOW_BYTES.min(left);
         // Behind the end of the disk its last block has zeroes.
-        self.window.clear();
-        self.window.resize(len.next_multiple_of(block) as usize, 0);
-        self.disk.read(self.at, &mut self.window[..len as usize])?;
-        self.window_at = self.at;
-        self.untold = nonzero_runs(&self.window).into();
+        let mut window = self.untold.space();
+        window.clear();
+        window.resize(len.next_multiple_of(block) as usize, 0);
+        self.disk.read(self.at, &mut window[..len as usize])?;
+        self.untold.put(self.at, window);
         self.at += len;
         Ok(())
     }
@@ -139,15 +131,11 @@ impl Reading {
 impl Parts for Reading {
     fn next(&mut self, into: &mut Vec<u8>) -> Result<Part> {
         loop {
-            if let Some(range) = self.untold.pop_front() {
-                let offset = self.window_at + range.start as u64;
-                into.clear();
-                into.extend_from_slice(&self.window[range]);
-                self.data_bytes += into.len() as u64;
-                return Ok(Part::Data { offset });
+            if let Some(part) = self.untold.next(into) {
+                return Ok(part);
             }
             if self.at >= self.disk.size_bytes() {
-                return Ok(Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 }));
+                return Ok(self.untold.end());
             }
             self.read_on().with_context(|| format!("the image can't be read at {}", self.at))?;
         }

@@ -65,10 +65,12 @@ impl Create {
                 "no volume is in service at this host; `holdfast volume export NAME` takes one into service"
             );
         }
+        let known = repository.catalogue().map_err(told)?.backups;
+        let mut round = Round { create: &self, repository: &repository, known, dir, json };
         let (mut made, mut failed) = (Vec::new(), Vec::new());
         for of in &wanted {
             let begun = Instant::now();
-            match self.back_up(&repository, dir, of, json) {
+            match round.back_up(of) {
                 Ok(one) => {
                     if !json {
                         say(&one, begun)?;
@@ -92,8 +94,21 @@ impl Create {
             }
         }
     }
+}
 
-    fn back_up(&self, repository: &Repository, dir: &GridDir, of: &str, json: bool) -> Result<Made> {
+/// One command, for all its volumes.
+struct Round<'a> {
+    create: &'a Create,
+    repository: &'a Repository,
+    /// All backups that the repository has.
+    known: Vec<Backup>,
+    dir: &'a GridDir,
+    json: bool,
+}
+
+impl Round<'_> {
+    fn back_up(&mut self, of: &str) -> Result<Made> {
+        let Round { create, repository, dir, .. } = *self;
         let (name, given) = of.split_once('@').map_or((of, None), |(name, snapshot)| (name, Some(snapshot)));
         let volume = client::volume(dir, &Request::VolumeShow { name: name.to_string() })?;
         if volume.state != VolumeState::Open {
@@ -103,7 +118,7 @@ impl Create {
             );
             refuse!(Code::State, "volume {name} is not in service at this host (it is {}); {how}", volume.state);
         }
-        if volume.encrypted && repository.about().key.is_none() && !self.plain {
+        if volume.encrypted && repository.about().key.is_none() && !create.plain {
             refuse!(
                 Code::Protected,
                 "volume {name} is encrypted, and {} is not: make a repository with a key (`holdfast backup init --key-file FILE`), \
@@ -112,7 +127,7 @@ impl Create {
             );
         }
         if let Some(snapshot) = given {
-            return self.read(repository, dir, &volume, snapshot, json);
+            return self.read(&volume, snapshot);
         }
         let ours = prefix(repository);
         let now_ms = now_ms();
@@ -123,29 +138,22 @@ impl Create {
             let request = Request::SnapshotDelete { volume: name.to_string(), name: snapshot.to_string() };
             client::done(dir, &request)
         };
-        let made = self.read(repository, dir, &volume, &snapshot, json);
+        let made = self.read(&volume, &snapshot);
         let Ok(mut made) = made else {
             let _ = delete(&snapshot);
             return made;
         };
-        let deleted =
-            self.superfluous(repository, &volume, &snapshot).and_then(|old| old.iter().try_for_each(|old| delete(old)));
+        let deleted = self.superfluous(&volume, &snapshot).and_then(|old| old.iter().try_for_each(|old| delete(old)));
         made.note = deleted.err().map(|why| format!("a snapshot of the backup before could not be deleted: {why:#}"));
         Ok(made)
     }
 
     /// Our snapshots that the next backup does not build on.
-    fn superfluous(&self, repository: &Repository, volume: &VolumeInfo, newest: &str) -> Result<Vec<String>> {
-        let backups = repository.catalogue().map_err(told)?.backups;
-        let is_done = |snapshot: &SnapshotInfo| {
-            backups.iter().any(|backup| {
-                let source = &backup.manifest.source;
-                source.snapshot == snapshot.name && source.snapshot_id.layer.0 == snapshot.layer
-            })
-        };
+    fn superfluous(&self, volume: &VolumeInfo, newest: &str) -> Result<Vec<String>> {
+        let is_done = |snapshot: &SnapshotInfo| self.known.iter().any(|backup| is_of(backup, snapshot));
         let snapshots = snapshots(volume)?;
         let now_ms = snapshots.iter().find(|snapshot| snapshot.name == newest).map_or(0, |newest| newest.created_ms);
-        let ours = prefix(repository);
+        let ours = prefix(self.repository);
         let superfluous = snapshots.iter().filter(|snapshot| {
             let is_old = snapshot.created_ms + LEFT_OVER_MS < now_ms;
             snapshot.name != newest && snapshot.name.starts_with(&ours) && (is_old || is_done(snapshot))
@@ -153,14 +161,8 @@ impl Create {
         Ok(superfluous.map(|snapshot| snapshot.name.clone()).collect())
     }
 
-    fn read(
-        &self,
-        repository: &Repository,
-        dir: &GridDir,
-        volume: &VolumeInfo,
-        snapshot: &str,
-        json: bool,
-    ) -> Result<Made> {
+    fn read(&mut self, volume: &VolumeInfo, snapshot: &str) -> Result<Made> {
+        let Round { create, repository, dir, json, .. } = *self;
         let Some(info) = snapshots(volume)?.iter().find(|info| info.name == snapshot) else {
             refuse!(
                 Code::NotFound,
@@ -168,7 +170,7 @@ impl Create {
                 volume.name
             );
         };
-        let base = if self.full { None } else { base(repository, volume, info)? };
+        let base = if create.full { None } else { self.base(volume, info)? };
         let (begin, base) = begin(dir, volume, snapshot, base)?;
         let mut writing = Writing::begin(repository, begin.size_bytes).map_err(told)?;
         let (base, doubtful) = build_on(&mut writing, base)?;
@@ -200,7 +202,19 @@ impl Create {
             encrypted: volume.encrypted,
         };
         let (backup, stored) = writing.commit(source).map_err(told)?;
+        self.known.push(backup.clone());
         Ok(Made { backup, stored, since: base.map(|base| base.id), note: None })
+    }
+
+    /// The latest backup of the volume whose snapshot it still has.
+    fn base(&self, volume: &VolumeInfo, of: &SnapshotInfo) -> Result<Option<Backup>> {
+        let there = snapshots(volume)?;
+        let is_base = |backup: &&Backup| {
+            let source = &backup.manifest.source;
+            let is_there = |snapshot: &SnapshotInfo| is_of(backup, snapshot) && snapshot.layer != of.layer;
+            source.volume == volume.name && source.taken_ms <= of.created_ms && there.iter().any(is_there)
+        };
+        Ok(self.known.iter().filter(is_base).max_by_key(|backup| backup.manifest.source.taken_ms).cloned())
     }
 }
 
@@ -220,20 +234,10 @@ fn snapshots(volume: &VolumeInfo) -> Result<&[SnapshotInfo]> {
     live.map(|live| &live.snapshots[..]).with_context(|| format!("volume {} went out of service", volume.name))
 }
 
-/// The latest backup of the volume whose snapshot it still has.
-fn base(repository: &Repository, volume: &VolumeInfo, of: &SnapshotInfo) -> Result<Option<Backup>> {
-    let there = snapshots(volume)?;
-    let backups = repository.catalogue().map_err(told)?.backups.into_iter();
-    let is_base = |backup: &Backup| {
-        let source = &backup.manifest.source;
-        let is_there = |snapshot: &SnapshotInfo| {
-            snapshot.name == source.snapshot
-                && snapshot.layer == source.snapshot_id.layer.0
-                && snapshot.layer != of.layer
-        };
-        source.volume == volume.name && source.taken_ms <= of.created_ms && there.iter().any(is_there)
-    };
-    Ok(backups.filter(is_base).max_by_key(|backup| backup.manifest.source.taken_ms))
+/// It was read for that backup.
+fn is_of(backup: &Backup, snapshot: &SnapshotInfo) -> bool {
+    let source = &backup.manifest.source;
+    source.snapshot == snapshot.name && source.snapshot_id.layer.0 == snapshot.layer
 }
 
 /// What is read; without the base where the grid does not know what changed since.

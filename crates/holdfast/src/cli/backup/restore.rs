@@ -1,7 +1,7 @@
 //! `holdfast backup restore`: a new volume, or a raw image, of a backup.
 
 use super::{KeyFile, told};
-use crate::cli::fill::{NewVolume, Parts, how_to_connect};
+use crate::cli::fill::{NewVolume, Parts, Untold, how_to_connect};
 use crate::cli::format::{print, print_json};
 use crate::cli::progress::{Progress, Unit};
 use crate::cli::protect::Redundancy;
@@ -11,13 +11,11 @@ use anyhow::Result;
 use clap::Args;
 use holdfast_api::{Code, refuse};
 use holdfast_backup::{Backup, Reader, Repository, to_file, to_output};
-use holdfast_base::nonzero_runs;
 use holdfast_base::size::Size;
 use holdfast_base::{ObjectId, VolumeId};
 use holdfast_cipher::digest;
 use holdfast_format::stream::{BACKUP, Part, SnapshotId, Totals};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -119,7 +117,9 @@ impl Restore {
             ),
             no_export: self.no_export,
         };
-        let open = |start| Ok(Reading::new(Reader::new(repository, backup, start).map_err(told)?));
+        let open = |start| {
+            Ok(Reading { reader: Reader::new(repository, backup, start).map_err(told)?, untold: Untold::default() })
+        };
         let (totals, uris) = volume.fill(dir, json, open)?;
         if json {
             return print_json(&json!({ "name": name, "backup": backup.id, "size_bytes": size_bytes,
@@ -140,35 +140,17 @@ fn named(repository: &Repository, backup: &Backup) -> SnapshotId {
 /// A backup, as parts of a stream.
 struct Reading<'r> {
     reader: Reader<'r>,
-    /// What was read last, from this offset on.
-    chunk: Vec<u8>,
-    offset: u64,
-    /// Of it, in whole blocks: what is to be told.
-    untold: VecDeque<Range<usize>>,
-    data_bytes: u64,
-}
-
-impl<'r> Reading<'r> {
-    fn new(reader: Reader<'r>) -> Reading<'r> {
-        Reading { reader, chunk: Vec::new(), offset: 0, untold: VecDeque::new(), data_bytes: 0 }
-    }
+    untold: Untold,
 }
 
 impl Parts for Reading<'_> {
     fn next(&mut self, into: &mut Vec<u8>) -> Result<Part> {
         loop {
-            if let Some(range) = self.untold.pop_front() {
-                let offset = self.offset + range.start as u64;
-                into.clear();
-                into.extend_from_slice(&self.chunk[range]);
-                self.data_bytes += into.len() as u64;
-                return Ok(Part::Data { offset });
+            if let Some(part) = self.untold.next(into) {
+                return Ok(part);
             }
-            let Some((range, chunk)) = self.reader.next_piece() else {
-                return Ok(Part::End(Totals { data_bytes: self.data_bytes, zeroes_bytes: 0 }));
-            };
-            (self.chunk, self.offset) = (chunk.map_err(told)?, range.start);
-            self.untold = nonzero_runs(&self.chunk).into();
+            let Some((range, chunk)) = self.reader.next_piece() else { return Ok(self.untold.end()) };
+            self.untold.put(range.start, chunk.map_err(told)?);
         }
     }
 }
