@@ -1,7 +1,8 @@
 //! How a grid does, as a machine of it tells: what commands and drills go by.
 
 use crate::{
-    ConfiguredDevice, DeviceInfo, HostState, LongTurn, NodeState, PackingInfo, TrashInfo, Unreadable, VolumeInfo,
+    Announcement, ConfiguredDevice, DeviceInfo, HostHealth, HostState, LongTurn, NodeState, PackingInfo, TrashInfo,
+    Unreadable, VolumeInfo,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -38,6 +39,15 @@ pub struct GridStatus {
     /// Volumes whose records this release can't read.
     pub unreadable: Vec<Unreadable>,
     pub found: Vec<Unreadable>,
+    /// What the other hosts that are there say of themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_hosts: Vec<HostHealth>,
+    /// Hosts of machines of the grid that are not there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts_gone: Vec<String>,
+    /// Machines that are to be away now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<Announcement>,
 }
 
 /// The host of the machine.
@@ -167,8 +177,11 @@ pub struct Finding {
     pub about: String,
     pub what: String,
     /// A command, or in words what is to be done; nothing where `what` says it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+    /// It comes of a machine that is to be away now: nobody is told.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub announced: bool,
 }
 
 /// Whether a test alert arrived by one way.
@@ -216,7 +229,8 @@ impl fmt::Display for Finding {
             Severity::Warning => "WARNING",
             Severity::Critical => "CRITICAL",
         };
-        write!(f, "{severity} ({}): {}", self.concern, self.what)?;
+        let announced = if self.announced { ", announced" } else { "" };
+        write!(f, "{severity} ({}){announced}: {}", self.concern, self.what)?;
         self.next.as_ref().map_or(Ok(()), |next| write!(f, "; next: {next}"))
     }
 }

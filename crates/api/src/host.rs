@@ -3,7 +3,11 @@
 use crate::texts::texts;
 use crate::{AlertTrouble, LinkState, NodeInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use utoipa::ToSchema;
+
+/// Named in one sentence; of more their number is told.
+const NAMED_MAX: usize = 3;
 
 /// Packing of blocks on a host.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -63,6 +67,106 @@ pub struct HostStatus {
     /// The number that the next node gets.
     #[serde(default)]
     pub next_node: u32,
+    /// What the hosts that are there say of themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_hosts: Vec<HostHealth>,
+    /// Hosts of machines of the grid that are not there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts_gone: Vec<String>,
+    /// Machines that are to be away now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<Announcement>,
+}
+
+/// A machine that is to be away for a while, as somebody has said.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Announcement {
+    pub machine: String,
+    /// Seconds since 1970.
+    pub until_s: u64,
+}
+
+/// What is not well at a host, of that which only itself sees: all of it empty where all is well.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct HostHealth {
+    pub host: String,
+    /// Volumes that it can't open yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<Waiting>,
+    /// Volumes whose keys it can't have.
+    #[serde(skip_serializing_if = "Names::is_empty")]
+    pub locked: Names,
+    /// Volumes of which something was written to fewer devices than it is to be.
+    #[serde(skip_serializing_if = "Names::is_empty")]
+    pub at_risk: Names,
+    /// Volumes of which parts lack redundancy.
+    #[serde(skip_serializing_if = "Names::is_empty")]
+    pub degraded: Names,
+    /// Volumes that a recovery without the metadata store would not find as they are.
+    #[serde(skip_serializing_if = "Names::is_empty")]
+    pub unrecoverable: Names,
+    /// Nodes that it does not reach.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes_away: Vec<u32>,
+    /// What is to be done about certificates of its machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub certificate_warnings: Vec<String>,
+    /// Ways by which it can't tell people what is not well.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alert_troubles: Vec<AlertTrouble>,
+}
+
+/// A volume, and what its opening waits for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Waiting {
+    pub volume: String,
+    pub why: String,
+}
+
+/// The first of some names, and how many there are.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Names {
+    pub count: u64,
+    pub first: Vec<String>,
+}
+
+impl Names {
+    /// So many of them are kept.
+    pub const KEPT_MAX: usize = 8;
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub fn extend(&mut self, more: &Names) {
+        self.first.extend(more.first.iter().cloned());
+        self.first.sort_unstable();
+        self.first.truncate(Names::KEPT_MAX);
+        self.count += more.count;
+    }
+}
+
+impl<S: Into<String>> FromIterator<S> for Names {
+    fn from_iter<I: IntoIterator<Item = S>>(names: I) -> Names {
+        let mut first: Vec<String> = names.into_iter().map(Into::into).collect();
+        let count = first.len() as u64;
+        first.sort_unstable();
+        first.truncate(Names::KEPT_MAX);
+        Names { count, first }
+    }
+}
+
+impl fmt::Display for Names {
+    /// `volume a`, `volumes a, b` or `9 volumes (a, b, c, ...)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.first[..self.first.len().min(NAMED_MAX)];
+        match (self.count, shown) {
+            (1, [one]) => write!(f, "volume {one}"),
+            (count, shown) if count as usize == shown.len() => write!(f, "volumes {}", shown.join(", ")),
+            (count, shown) => write!(f, "{count} volumes ({}, ...)", shown.join(", ")),
+        }
+    }
 }
 
 /// What one event took of the host's thread.
@@ -122,6 +226,9 @@ pub struct MachineInfo {
     /// It has the key of the grid's authority.
     #[serde(default)]
     pub signs: bool,
+    /// It is to be away until then, as somebody has said: seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced_until_s: Option<u64>,
     pub nodes: Vec<MachineNode>,
     /// That its host has in service.
     pub volumes: Vec<String>,

@@ -33,8 +33,8 @@ pub use grid::{
 };
 pub use holdfast_format::meta::KeySource;
 pub use host::{
-    HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo, TaskKind, TaskUnit, TrashInfo,
-    Unreadable,
+    Announcement, HostHealth, HostState, HostStatus, LongTurn, MachineInfo, MachineNode, Names, PackingInfo, TaskInfo,
+    TaskKind, TaskUnit, TrashInfo, Unreadable, Waiting,
 };
 pub use node::{
     ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,
@@ -50,6 +50,6 @@ pub use slow::{
     Neighbour, ProcessorInfo, SlowInfo, SlowKind, SlowNode, SlowRequest, SlowStage, UnderWayInfo, VerdictInfo,
 };
 pub use volume::{
-    Counters, FirstTierUse, Integrity, Provisioning, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo, VolumeLive,
-    VolumeSpace, VolumeState, VolumeWork,
+    Counters, FirstTierUse, Integrity, Provisioning, ScheduleInfo, Shares, SnapshotInfo, SpaceUse, Times, VolumeInfo,
+    VolumeLive, VolumeSpace, VolumeState, VolumeWork,
 };

@@ -316,6 +316,12 @@ pub enum Request {
     GridSpace,
     /// Answered by [`crate::Response::Machines`].
     Machines,
+    /// A machine will be away for so many seconds, or is back: what comes of that nobody is told.
+    MachineAnnounce {
+        name: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<u64>,
+    },
     /// A machine leaves the grid for good; answered by [`crate::Response::Leaving`].
     MachineRemove {
         name: String,
@@ -477,6 +483,7 @@ impl Request {
             | Request::DeviceClass { .. }
             | Request::AuthorityGive { .. }
             | Request::TlsRevoke { .. }
+            | Request::MachineAnnounce { .. }
             | Request::MachineRemove { .. }
             | Request::GridReload => Kind::Change,
             Request::SendBegin { .. }

@@ -92,6 +92,9 @@ pub struct VolumeInfo {
     /// It is not deleted until that is taken back.
     #[serde(default)]
     pub protected: bool,
+    /// By which snapshots are taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleInfo>,
     /// Several clients may write to it at a time.
     #[serde(default)]
     pub shared: bool,
@@ -152,6 +155,15 @@ pub struct VolumeInfo {
     pub filters: Option<Box<FiltersInfo>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<VolumeLive>,
+}
+
+/// How often a volume is snapshotted, and which of these snapshots are kept.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ScheduleInfo {
+    /// `1h`
+    pub every: String,
+    /// `24h,7d,4w`
+    pub keep: String,
 }
 
 fn yes() -> bool {

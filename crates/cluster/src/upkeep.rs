@@ -595,6 +595,7 @@ mod tests {
                 gone_s,
                 certificates_end_s,
                 signs,
+                announced_until_s: None,
                 other: Other::new(),
             })
         };

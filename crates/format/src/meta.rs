@@ -79,10 +79,21 @@ pub const TOKEN_PREFIX: &str = "token/";
 pub const CLIENTS_PREFIX: &str = "clients/";
 pub const LIMITS_PREFIX: &str = "limits/";
 pub const SETTINGS_PREFIX: &str = "settings/";
+/// What hosts say of themselves, each on its lease.
+pub const HEALTH_PREFIX: &str = "health/";
 
 /// Beginnings of keys of records that change all the time, and that nobody misses.
-pub const FLEETING: [&str; 8] =
-    [CAPACITY_KEY, "errand-done/", "question/", "answer/", RESERVED_KEY, STEWARD_KEY, COPIES_KEY, BEAT_KEY];
+pub const FLEETING: [&str; 9] = [
+    CAPACITY_KEY,
+    "errand-done/",
+    "question/",
+    "answer/",
+    HEALTH_PREFIX,
+    RESERVED_KEY,
+    STEWARD_KEY,
+    COPIES_KEY,
+    BEAT_KEY,
+];
 
 /// Where the records of a volume are: under a prefix, root and export among them, and at keys of their own.
 pub fn records_of(volume: VolumeId) -> (String, [String; 5]) {
@@ -490,7 +501,7 @@ pub struct MachineRecord {
     pub address: Option<String>,
     #[serde(default)]
     pub release: String,
-    /// When its host started: seconds since 1970, as the next two.
+    /// When its host started: seconds since 1970, as all that ends in `_s`.
     #[serde(default)]
     pub started_s: u64,
     /// When another host found that this one was gone; nothing while it is there.
@@ -502,6 +513,9 @@ pub struct MachineRecord {
     /// It has the key of the grid's authority.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub signs: bool,
+    /// Somebody has said that it will be away, until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced_until_s: Option<u64>,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -4,12 +4,12 @@
 
 use crate::capacity::full_soon;
 use holdfast_api::{
-    AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostState, NodeState, NodeView, Severity,
-    SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, free_of, takers,
+    AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostHealth, HostState, Names, NodeState,
+    NodeView, Severity, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, Waiting, free_of, takers,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
-use holdfast_volume::protect::lacks;
+use holdfast_volume::protect::{Protect, choose, lacks};
 use std::collections::BTreeSet;
 
 /// Clocks of machines that are kept right differ by less.
@@ -19,8 +19,8 @@ const SKEW_MS: u64 = 60_000;
 const WARN_PER_CENT: u64 = 20;
 const LOW_PER_CENT: u64 = 5;
 
-/// Named in one sentence; of more their number is told.
-const NAMED_MAX: usize = 3;
+/// Volumes that a host says it can't open yet, at most.
+const WAITING_MAX: usize = 16;
 
 struct Found(Vec<Finding>);
 
@@ -28,7 +28,14 @@ impl Found {
     /// `about`: the same for as long as it is the same trouble, whatever the text says.
     fn add(&mut self, severity: Severity, concern: Concern, about: String, what: String, next: &str) {
         let next = (!next.is_empty()).then(|| next.to_string());
-        self.0.push(Finding { severity, concern, about, what, next });
+        self.0.push(Finding { severity, concern, about, what, next, announced: false });
+    }
+
+    /// What `about` finds; where that `is` so because of what somebody has announced, it says so.
+    fn announced(&mut self, is: bool, about: impl FnOnce(&mut Found)) {
+        let before = self.0.len();
+        about(self);
+        self.0[before..].iter_mut().for_each(|finding| finding.announced = is);
     }
 
     fn warning(&mut self, concern: Concern, about: impl Into<String>, what: impl Into<String>, next: &str) {
@@ -48,18 +55,27 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
         // What runs here, or does not, is nothing to anybody.
         return found.0;
     }
-    about_volumes(status, &mut found);
-    about_recovery(status, &mut found);
-    status.nodes.iter().for_each(|node| about_node(node, &mut found));
+    let health = health_of_all(status);
+    about_volumes(status, &health, &mut found);
+    about_recovery(status, &health.unrecoverable, &mut found);
+    about_other_hosts(status, &mut found);
+    for node in &status.nodes {
+        found.announced(is_announced(status, node.machine.as_ref()), |found| about_node(node, found));
+    }
     about_capacity(status, &mut found);
     for (number, warning) in status.certificate_warnings.iter().enumerate() {
         found.warning(Concern::Certificates, format!("certificate {number}"), warning, "");
     }
-    about_alerts(status, &mut found);
+    about_alerts(&status.alert_troubles, None, &mut found);
     about_clock(status, &mut found);
     // Those of one severity stay in the order above.
-    found.0.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    found.0.sort_by_key(|finding| (finding.announced, std::cmp::Reverse(finding.severity)));
     found.0
+}
+
+/// Whether somebody has said that this machine will be away.
+fn is_announced(status: &GridStatus, machine: Option<&String>) -> bool {
+    machine.is_some_and(|machine| status.announced.iter().any(|announced| announced.machine == *machine))
 }
 
 fn about_host(status: &GridStatus, found: &mut Found) {
@@ -102,7 +118,42 @@ fn live(volume: &VolumeInfo) -> Option<&VolumeLive> {
     volume.live.as_ref().filter(|_| volume.clone_of.is_none())
 }
 
-fn about_recovery(status: &GridStatus, found: &mut Found) {
+/// What a host's own volumes lack, as it tells others.
+pub fn health_of(volumes: &[VolumeInfo]) -> HostHealth {
+    let lacking = |lacks: fn(&VolumeLive) -> bool| {
+        volumes.iter().filter(|volume| live(volume).is_some_and(lacks)).map(|volume| volume.name.as_str()).collect()
+    };
+    // One that waits for its host is another's.
+    let waits = volumes.iter().filter(|volume| volume.state == VolumeState::Opening);
+    let waits = waits.filter_map(|v| Some(Waiting { volume: v.name.clone(), why: v.waits.clone()? }));
+    let locked = volumes.iter().filter(|volume| volume.state == VolumeState::Locked);
+    HostHealth {
+        waits: waits.take(WAITING_MAX).collect(),
+        locked: locked.map(|volume| volume.name.as_str()).collect(),
+        at_risk: lacking(|live| live.at_risk_entries > 0),
+        degraded: lacking(|live| live.degraded_segments > 0),
+        unrecoverable: lacking(|live| !live.recoverable),
+        ..HostHealth::default()
+    }
+}
+
+/// The same of all hosts together, whose names don't count here.
+fn health_of_all(status: &GridStatus) -> HostHealth {
+    let mut all = health_of(&status.volumes);
+    for host in &status.other_hosts {
+        all.waits.extend(host.waits.iter().cloned());
+        let pairs = [
+            (&mut all.locked, &host.locked),
+            (&mut all.at_risk, &host.at_risk),
+            (&mut all.degraded, &host.degraded),
+            (&mut all.unrecoverable, &host.unrecoverable),
+        ];
+        pairs.into_iter().for_each(|(all, more)| all.extend(more));
+    }
+    all
+}
+
+fn about_recovery(status: &GridStatus, lacking: &Names, found: &mut Found) {
     for volume in &status.found {
         let what = format!(
             "volume {} was found when the metadata were lost, and is kept unopened: {}",
@@ -115,11 +166,8 @@ fn about_recovery(status: &GridStatus, found: &mut Found) {
         );
         found.warning(Concern::Metadata, format!("volume {} found", volume.name), what, &next);
     }
-    let lacking =
-        status.volumes.iter().filter(|v| live(v).is_some_and(|live| !live.recoverable)).map(|v| v.name.as_str());
-    let lacking: Vec<&str> = lacking.collect();
     if !lacking.is_empty() {
-        let what = format!("{} could not be had back as they are if the metadata store were lost", names(&lacking));
+        let what = format!("{lacking} could not be had back as they are if the metadata store were lost");
         found.warning(
             Concern::Redundancy,
             "volumes not recoverable",
@@ -129,71 +177,105 @@ fn about_recovery(status: &GridStatus, found: &mut Found) {
     }
 }
 
-fn about_volumes(status: &GridStatus, found: &mut Found) {
+/// Volumes that are not served, or not as far as nodes go.
+fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
     let away: Vec<&NodeView> = status.nodes.iter().filter(|node| is_away(node)).collect();
-    for volume in &status.volumes {
-        if let Some(why) = &volume.waits {
-            let what = format!("volume {} can't be opened yet: {why}", volume.name);
-            found.critical(Concern::Service, format!("volume {} waits", volume.name), what, &bring_back(&away));
-        } else if volume.orphaned && volume.clone_of.is_none() {
-            let host = volume.host.as_deref().unwrap_or("-");
-            let what = format!("volume {} is served by nobody: its host, {host}, is gone", volume.name);
-            let next = format!(
-                "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
-                volume.name
-            );
-            found.critical(Concern::Service, format!("volume {} orphaned", volume.name), what, &next);
-        } else if volume.state == VolumeState::Locked {
-            let what = format!("volume {} is locked: its key could not be had", volume.name);
-            let next = format!("`holdfast volume export {} --key-file FILE`", volume.name);
-            found.critical(Concern::Service, format!("volume {} locked", volume.name), what, &next);
-        }
+    let opening = health.waits.iter().map(|waiting| (&waiting.volume, &waiting.why));
+    let closed = status.volumes.iter().filter(|volume| volume.state != VolumeState::Opening);
+    let closed = closed.filter_map(|volume| Some((&volume.name, volume.waits.as_ref()?)));
+    for (volume, why) in opening.chain(closed) {
+        let what = format!("volume {volume} can't be opened yet: {why}");
+        found.critical(Concern::Service, format!("volume {volume} waits"), what, &bring_back(&away));
     }
-    let served: Vec<&VolumeInfo> = status.volumes.iter().filter(|volume| live(volume).is_some()).collect();
+    for volume in status.volumes.iter().filter(|v| v.orphaned && v.clone_of.is_none() && v.waits.is_none()) {
+        let host = volume.host.as_deref().unwrap_or("-");
+        let what = format!("volume {} is served by nobody: its host, {host}, is gone", volume.name);
+        let next = format!(
+            "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
+            volume.name
+        );
+        found.announced(is_announced(status, volume.host.as_ref()), |found| {
+            found.critical(Concern::Service, format!("volume {} orphaned", volume.name), what, &next);
+        });
+    }
+    for volume in &health.locked.first {
+        let what = format!("volume {volume} is locked: its key could not be had");
+        let next = format!("`holdfast volume export {volume} --key-file FILE`");
+        found.critical(Concern::Service, format!("volume {volume} locked"), what, &next);
+    }
     let is_short = |volume: &&VolumeInfo| {
         let layout = volume.layout.parse::<Layout>().ok().filter(|layout| !layout.is_on_devices());
-        layout.is_some_and(|layout| away.len() > usize::from(layout.failures()))
+        is_served(volume) && layout.is_some_and(|layout| away.len() > usize::from(layout.failures()))
     };
-    let short: Vec<&str> = served.iter().filter(|v| is_short(v)).map(|v| v.name.as_str()).collect();
+    let short: Names = status.volumes.iter().filter(is_short).map(|volume| volume.name.as_str()).collect();
     if !short.is_empty() {
-        let what = format!(
-            "{} nodes are away, more than {} can do without: data may be out of reach",
-            away.len(),
-            names(&short)
-        );
+        let what = format!("{} nodes are away, more than {short} can do without: data may be out of reach", away.len());
         found.critical(Concern::Service, "nodes short", what, &bring_back(&away));
     }
-    let at_risk = served.iter().filter(|v| live(v).is_some_and(|l| l.at_risk_entries > 0)).map(|v| v.name.as_str());
-    let at_risk: Vec<&str> = at_risk.collect();
-    if !at_risk.is_empty() {
-        let what = format!("what {} wrote last is on fewer devices than it is to be", names(&at_risk));
+    if !health.at_risk.is_empty() {
+        let what = format!("what {} wrote last is on fewer devices than it is to be", health.at_risk);
         found.critical(Concern::DataAtRisk, "volumes at risk", what, &bring_back(&away));
     }
-    let degraded = served.iter().filter(|v| live(v).is_some_and(|l| l.degraded_segments > 0)).map(|v| v.name.as_str());
-    let degraded: Vec<&str> = degraded.collect();
-    if !degraded.is_empty() {
-        let next = if away.is_empty() {
-            "nothing while `holdfast task watch` gets on; else the layout lacks nodes or room (`holdfast volume plan`)"
-                .to_string()
-        } else {
-            bring_back(&away)
-        };
-        found.warning(
-            Concern::Redundancy,
-            "volumes degraded",
-            format!("parts of {} bear less than they are to", names(&degraded)),
-            &next,
-        );
+    if !health.degraded.is_empty() {
+        let next = if away.is_empty() { goes_on_or_lacks(status, health) } else { bring_back(&away) };
+        let what = format!("parts of {} bear less than they are to", health.degraded);
+        let all_announced = !away.is_empty() && away.iter().all(|node| is_announced(status, node.machine.as_ref()));
+        found.announced(all_announced, |found| found.warning(Concern::Redundancy, "volumes degraded", what, &next));
     }
 }
 
-/// `volume a`, or `volumes a, b`.
-fn names(names: &[&str]) -> String {
-    match names {
-        [one] => format!("volume {one}"),
-        all if all.len() <= NAMED_MAX => format!("volumes {}", all.join(", ")),
-        all => format!("{} volumes ({}, ...)", all.len(), all[..NAMED_MAX].join(", ")),
+/// With all nodes there: what a layout lacks that is missing on this grid, and one that fits.
+fn goes_on_or_lacks(status: &GridStatus, health: &HostHealth) -> String {
+    let places: Vec<usize> = status.nodes.iter().map(|node| takers(&node.devices).count()).collect();
+    let lacking = health.degraded.first.iter().find_map(|name| {
+        let volume = status.volumes.iter().find(|volume| volume.name == *name)?;
+        let layout = volume.layout.parse().ok()?;
+        let (wants, has) = lacks(layout, &places)?;
+        Some((name, layout, format!("{layout} of volume {name} wants {wants}, and there are {has}")))
+    });
+    let Some((name, layout, why)) = lacking else {
+        return "nothing while `holdfast task watch` gets on; else devices lack room (`holdfast space`)".to_string();
+    };
+    let rules = Protect::ALL.into_iter().rev().filter(|rule| *rule <= Protect::of(layout));
+    let fits = rules.filter_map(|rule| Some((rule, choose(rule, &places).ok()?))).next();
+    let fits = fits.map_or(String::new(), |(rule, fits)| {
+        format!(", or `holdfast volume set {name} --protect {rule}`, which means {fits} here")
+    });
+    format!("{why}: add what is missing{fits}")
+}
+
+/// What other hosts see that this one does not, and hosts that are gone.
+fn about_other_hosts(status: &GridStatus, found: &mut Found) {
+    for host in &status.hosts_gone {
+        let what = format!("host {host} is gone, and serves no volume");
+        let next = format!(
+            "on machine {host}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove {host} --dead`"
+        );
+        found.announced(is_announced(status, Some(host)), |found| {
+            found.warning(Concern::Service, format!("host {host}"), what, &next);
+        });
     }
+    for HostHealth { host, nodes_away, certificate_warnings, alert_troubles, .. } in &status.other_hosts {
+        let is_up = |id: &u32| status.nodes.iter().any(|node| node.id == *id && node.state == NodeState::Up);
+        for node in nodes_away.iter().filter(|node| is_up(node)) {
+            let what = format!("host {host} does not reach node {node}, which this host reaches");
+            let next = format!("see the network between them; on machine {host}: `holdfast node list`");
+            found.announced(is_announced(status, Some(host)), |found| {
+                found.warning(Concern::Redundancy, format!("node {node} from host {host}"), what, &next);
+            });
+        }
+        for (number, warning) in certificate_warnings.iter().enumerate() {
+            let what = format!("machine {host}: {warning}");
+            found.warning(Concern::Certificates, format!("certificate {number} of {host}"), what, "");
+        }
+        about_alerts(alert_troubles, Some(host), found);
+    }
+}
+
+/// Somewhere in the grid, as far as is known here.
+fn is_served(volume: &VolumeInfo) -> bool {
+    let is_elsewhere = matches!(volume.state, VolumeState::Elsewhere | VolumeState::Forwarding) && !volume.orphaned;
+    live(volume).is_some() || (is_elsewhere && volume.clone_of.is_none())
 }
 
 fn is_away(node: &NodeView) -> bool {
@@ -390,15 +472,19 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
     }
 }
 
-fn about_alerts(status: &GridStatus, found: &mut Found) {
-    for AlertTrouble { way, why, waiting, dropped } in &status.alert_troubles {
+/// `host`: which it is, if it is another one.
+fn about_alerts(troubles: &[AlertTrouble], host: Option<&String>, found: &mut Found) {
+    let (of, by, machine) = host.map_or((String::new(), String::new(), "this machine".to_string()), |host| {
+        (format!(" of {host}"), format!("host {host}: "), format!("machine {host}"))
+    });
+    for AlertTrouble { way, why, waiting, dropped } in troubles {
         let dropped = if *dropped > 0 { format!(", {dropped} older ones are dropped") } else { String::new() };
         let waiting = if *waiting == 1 { "1 waits".to_string() } else { format!("{waiting} wait") };
         found.warning(
             Concern::Service,
-            format!("alerts by {way}"),
-            format!("alerts can't be sent by {way}: {why}; {waiting}{dropped}"),
-            "see whether that can be reached from this machine (`holdfast alerts test`); it is tried again",
+            format!("alerts by {way}{of}"),
+            format!("{by}alerts can't be sent by {way}: {why}; {waiting}{dropped}"),
+            &format!("see whether that can be reached from {machine} (`holdfast alerts test`); it is tried again"),
         );
     }
 }
@@ -421,7 +507,7 @@ fn about_clock(status: &GridStatus, found: &mut Found) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_api::{DeviceHealth, HostView, MetadataView};
+    use holdfast_api::{Announcement, DeviceHealth, HostView, MetadataView};
 
     fn node(id: u32, state: NodeState, is_own: bool) -> NodeView {
         NodeView {
@@ -492,6 +578,9 @@ mod tests {
             trash: Vec::new(),
             unreadable: Vec::new(),
             found: Vec::new(),
+            other_hosts: Vec::new(),
+            hosts_gone: Vec::new(),
+            announced: Vec::new(),
         }
     }
 
@@ -523,6 +612,81 @@ mod tests {
         assert!(found[0].what.contains("2 nodes are away"), "{}", found[0]);
         assert_eq!(found[0].next.as_deref(), Some("on its machine: `holdfast node resume 2`"));
         assert!(found[1..].iter().all(|finding| finding.severity == Severity::Warning));
+    }
+
+    #[test]
+    fn what_other_hosts_see_is_told_with_the_rest() {
+        let mut all = status((1..=3).map(|id| node(id, NodeState::Up, true)).collect());
+        all.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
+        let names = |names: &[&str]| names.iter().copied().collect::<Names>();
+        let c = HostHealth {
+            host: "c".to_string(),
+            waits: vec![Waiting { volume: "x".to_string(), why: "node 9 is away".to_string() }],
+            locked: names(&["y"]),
+            at_risk: names(&["z"]),
+            degraded: names(&["a", "b"]),
+            unrecoverable: names(&["b"]),
+            nodes_away: vec![2],
+            certificate_warnings: vec!["the certificate of node 3 ends in 3 days".to_string()],
+            alert_troubles: Vec::new(),
+        };
+        let d = HostHealth { host: "d".to_string(), degraded: names(&["e"]), ..HostHealth::default() };
+        (all.other_hosts, all.hosts_gone) = (vec![c, d], vec!["b".to_string()]);
+        let told = told(&all);
+        for (at, begin) in [
+            "CRITICAL (service): volume x can't be opened yet: node 9 is away",
+            "CRITICAL (service): volume y is locked",
+            "CRITICAL (data at risk): what volume z wrote last",
+            "WARNING (redundancy): parts of 4 volumes (a, b, e, ...) bear less than they are to",
+            "WARNING (redundancy): volume b could not be had back",
+            "WARNING (service): host b is gone, and serves no volume",
+            "WARNING (redundancy): host c does not reach node 2, which this host reaches",
+            "WARNING (certificates): machine c: the certificate of node 3 ends in 3 days",
+        ]
+        .iter()
+        .enumerate()
+        {
+            assert!(told[at].starts_with(begin), "{at}: {told:#?}");
+        }
+        assert_eq!(told.len(), 8, "{told:#?}");
+        all.nodes[1] = node(2, NodeState::Down, true);
+        assert!(!of(&all).iter().any(|finding| finding.what.contains("does not reach")), "it is down here, too");
+    }
+
+    #[test]
+    fn what_comes_of_a_machine_that_was_announced_to_be_away_is_marked() {
+        let mut away = status((1..=3).map(|id| node(id, NodeState::Up, true)).collect());
+        away.nodes[1] = node(2, NodeState::Down, false);
+        away.nodes[1].machine = Some("b".to_string());
+        away.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
+        (away.volumes[0].orphaned, away.volumes[0].host) = (true, Some("b".to_string()));
+        away.hosts_gone.push("b".to_string());
+        let marks = |status: &GridStatus| of(status).iter().map(|finding| finding.announced).collect::<Vec<_>>();
+        assert_eq!(marks(&away), [false; 4]);
+        away.announced.push(Announcement { machine: "b".to_string(), until_s: 1 });
+        assert_eq!(marks(&away), [true; 4]);
+        assert!(told(&away)[0].starts_with("CRITICAL (service), announced: volume v is served by nobody"));
+        // What another one adds is told, and comes first.
+        away.nodes[2] = node(3, NodeState::Hung, true);
+        assert_eq!(marks(&away), [false, false, false, true, true, true], "{:#?}", told(&away));
+        away.volumes[0].live.as_mut().unwrap().at_risk_entries = 1;
+        assert_eq!(marks(&away)[..4], [false; 4]);
+    }
+
+    #[test]
+    fn where_repair_lacks_nodes_a_layout_that_fits_is_named() {
+        let mut few = status(vec![node(1, NodeState::Up, true), node(2, NodeState::Up, true)]);
+        few.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
+        let next = |status: &GridStatus| of(status)[0].next.clone().unwrap();
+        assert_eq!(
+            next(&few),
+            "parity:2+1 of volume v wants 3 nodes, and there are 2: add what is missing, or `holdfast volume set v \
+             --protect node`, which means mirror:2 here"
+        );
+        few.volumes[0].layout = "mirror:2@device".to_string();
+        assert!(next(&few).contains("`holdfast task watch`"), "{}", next(&few));
+        few.nodes.pop();
+        assert!(next(&few).ends_with("wants 2 devices, and there are 1: add what is missing"), "{}", next(&few));
     }
 
     #[test]

@@ -74,19 +74,10 @@ pub fn gather_as(dir: &GridDir, tell: impl FnOnce() -> Result<HostStatus>) -> Re
     nodes.sort_by_key(|node| node.id);
     let root = dir.root().display().to_string();
     let metadata = MetadataView { store: config.meta.to_string(), trouble: status.metadata_trouble };
-    let certificates = config.tls.then(|| config.grid_id().map(|grid| Certificates::of(dir, grid))).transpose()?;
-    let warnings = certificates.as_ref().map(|certificates| certificates.warnings(&roles(&config)));
-    let settings = dir.settings(&config).ok();
-    let servers = settings.iter().flat_map(HostSettings::server_dirs);
-    let servers = servers.filter_map(|server| server_warning(server, certificates.as_ref()));
-    let etcd = match &config.meta {
-        MetaConfig::Etcd(etcd) => etcd.tls_dir.as_deref().and_then(etcd_warning),
-        MetaConfig::Embedded => None,
-    };
     Ok(GridStatus {
         metadata,
         tls: config.tls,
-        certificate_warnings: warnings.unwrap_or_default().into_iter().chain(servers).chain(etcd).collect(),
+        certificate_warnings: certificate_warnings(dir, &config)?,
         nbd_warning: nbd_warning(dir, &config),
         grid: config.grid,
         dir: root,
@@ -100,7 +91,24 @@ pub fn gather_as(dir: &GridDir, tell: impl FnOnce() -> Result<HostStatus>) -> Re
         trash: status.trash,
         unreadable: status.unreadable,
         found: status.found,
+        other_hosts: status.other_hosts,
+        hosts_gone: status.hosts_gone,
+        announced: status.announced,
     })
+}
+
+/// What is to be done about certificates of this machine.
+pub fn certificate_warnings(dir: &GridDir, config: &GridConfig) -> Result<Vec<String>> {
+    let certificates = config.tls.then(|| config.grid_id().map(|grid| Certificates::of(dir, grid))).transpose()?;
+    let warnings = certificates.as_ref().map(|certificates| certificates.warnings(&roles(config)));
+    let settings = dir.settings(config).ok();
+    let servers = settings.iter().flat_map(HostSettings::server_dirs);
+    let servers = servers.filter_map(|server| server_warning(server, certificates.as_ref()));
+    let etcd = match &config.meta {
+        MetaConfig::Etcd(etcd) => etcd.tls_dir.as_deref().and_then(etcd_warning),
+        MetaConfig::Embedded => None,
+    };
+    Ok(warnings.unwrap_or_default().into_iter().chain(servers).chain(etcd).collect())
 }
 
 /// What is to be known of this machine's NBD over TCP.

@@ -356,6 +356,7 @@ fn a_snapshot_stays_as_it_was() {
     assert!(grid.fails("snapshot schedule v1 --every often").contains("for example 1h"));
     grid.ok("snapshot create v1 mine");
     grid.ok("snapshot schedule v1 --every 1s --keep 2s");
+    assert_eq!(grid.json("volume show v1")["schedule"], serde_json::json!({ "every": "1s", "keep": "2s" }));
     let names = || -> Vec<String> {
         let list = grid.json("snapshot list v1");
         list.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap().to_string()).collect()
@@ -368,6 +369,7 @@ fn a_snapshot_stays_as_it_was() {
     while names().contains(&first) {}
     assert!(names().contains(&"mine".to_string()), "it deletes only its own");
     grid.ok("snapshot schedule v1 --off");
+    assert!(grid.json("volume show v1")["schedule"].is_null());
     grid.ok("volume unexport v1");
     assert!(grid.fails("snapshot create v1 again").contains("volume export v1"));
 }

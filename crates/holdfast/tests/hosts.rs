@@ -79,8 +79,19 @@ fn a_volume_is_one_hosts_and_another_takes_it_over() {
     b.ok("grid up");
     assert_eq!((state(&b, "v1"), state(&b, "v2")), ("elsewhere".to_string(), "open".to_string()));
     assert_eq!((state(&a, "v2"), state(&b, "v3")), ("elsewhere".to_string(), "elsewhere".to_string()));
-    // One that goes in good order lets go of its name at once; its volumes stay its own.
+    // One that goes in good order lets go of its name at once; its volumes stay its own. Nobody is told of what was
+    // announced.
+    assert!(a.fails("machine announce c --for 1h").contains("has no machine c"));
+    a.ok("machine announce b --for 1h");
     b.ok("grid down");
+    let heard = || text(&a.run("status").stdout);
+    until("what is not well was announced", || heard().starts_with("all is well, beside what was announced"));
+    assert!(a.run("status").status.success());
+    let orphaned = "CRITICAL (service), announced: volume v2 is served by nobody";
+    assert!(heard().contains(orphaned) && heard().contains("announced: host b is gone"), "{}", heard());
+    assert!(b.fails("machine announce b").contains("--for"));
+    a.ok("machine announce b --over");
+    assert_eq!(a.run("status").status.code(), Some(2));
     a.ok("volume export v2");
     assert_eq!(state(&a, "v2"), "open");
 }
@@ -398,13 +409,21 @@ fn alerts_are_not_lost_when_the_host_that_tells_them_dies() {
     });
     for (name, grid) in &grids {
         grid.ok(&format!("volume create v{name} --size 16MiB --layout mirror:2@device"));
+        grid.ok(&format!("volume create w{name} --size 16MiB --layout mirror:3"));
+        write_anew(grid, &grid.uri(&format!("w{name}")), 1);
+        until("some of it is in segments", || grid.json(&format!("volume show w{name}"))["live"]["segments"] != 0);
     }
     let grid = |name: &str| &grids.iter().find(|(of, _)| *of == name).expect("one of them").1;
 
     grid("c").ok("node kill 3");
+    let tells = |grid: &Grid, what: &str| text(&grid.run("status").stdout).contains(what);
+    until("each host tells of the volumes of all", || {
+        grids.iter().all(|(_, grid)| tells(grid, "parts of volumes wa, wb, wc bear less than they are to"))
+    });
     let first = heard.until("raised", "node 3");
     grid(&first).kill_host().expect("it runs");
     let second = heard.until("raised", &format!("volume v{first} orphaned"));
+    assert!(tells(grid(&second), &format!("host {first} is gone, and serves no volume")));
     grid("b").ok("node kill 2");
     grid(&second).kill_host().expect("it runs");
     // A minute later, which the second one has not lived to see.
@@ -423,6 +442,7 @@ fn alerts_are_not_lost_when_the_host_that_tells_them_dies() {
         assert!((1..=times).contains(&heard.count("raised", about)), "{about}: {:?}", heard.told);
         assert_eq!(heard.count("cleared", about), 1, "{about}: {:?}", heard.told);
     }
+    assert!(heard.count("raised", "volumes degraded") > 0, "{:?}", heard.told);
     // Mails leave after webhooks: the first host may not have lived to send its own, which the next one tells then.
     let mails = heard.mails.concat().replace("=\r\n", "");
     for part in ["node 3 is down", "node 2 is down", "is served by nobody: its host"] {

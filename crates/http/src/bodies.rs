@@ -336,6 +336,19 @@ impl ScheduleBody {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+pub struct AnnouncementBody {
+    #[serde(rename = "for")]
+    pub lasts: Span,
+}
+
+impl AnnouncementBody {
+    pub fn request(self, name: String) -> Request {
+        Request::MachineAnnounce { name, seconds: Some(self.lasts.0.seconds()) }
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct FilterBody {
     pub spec: FilterSpec,
 }

@@ -141,6 +141,7 @@ mod tests {
             about: about.to_string(),
             what: what.to_string(),
             next: None,
+            announced: false,
         };
         let [a, b, c] = ["a", "b", "c"].map(|about| of(Severity::Warning, about, "it is so"));
         let told = |before: Option<&Vec<Finding>>, now: &[Finding]| {

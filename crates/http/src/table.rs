@@ -5,9 +5,10 @@ use crate::answer::{
     Trash, Volumes,
 };
 use crate::bodies::{
-    ClassBody, ClientsBody, CloneBody, CommandBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody, FilterBody,
-    ForceQuery, HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody, RestoreBody,
-    RoomQuery, ScheduleBody, SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody, VolumeSetBody,
+    AnnouncementBody, ClassBody, ClientsBody, CloneBody, CommandBody, DeleteQuery, DeviceQuery, DrainBody, ExportBody,
+    FilterBody, ForceQuery, HandoverBody, ProtectBody, RekeyBody, RemoveQuery, RenameBody, ReplaceBody, ResizeBody,
+    RestoreBody, RoomQuery, ScheduleBody, SharingCreateBody, SnapshotBody, SnapshotGroupBody, VolumeCreateBody,
+    VolumeSetBody,
 };
 use crate::endpoint::Endpoint;
 use crate::given::{Fields, Nothing, Object, Path};
@@ -89,6 +90,18 @@ fn grid() -> Vec<Endpoint> {
         ),
         act::<QosInfo>(Method::GET, "/v1/qos", "Which floors are promised, and of what", |_| Ok(Request::Qos)),
         act::<Machines>(Method::GET, "/v1/machines", "Machines of the grid", |_| Ok(Request::Machines)),
+        with_body::<AnnouncementBody, Done>(
+            Method::PUT,
+            "/v1/machines/{machine}/announcement",
+            "Says that a machine will be away for a while: what comes of that nobody is told",
+            |at, body| Ok(body.request(at.text("machine"))),
+        ),
+        act::<Done>(
+            Method::DELETE,
+            "/v1/machines/{machine}/announcement",
+            "Says that a machine which was to be away is back",
+            |at| Ok(Request::MachineAnnounce { name: at.text("machine"), seconds: None }),
+        ),
         delete::<RemoveQuery, Leaving>(
             "/v1/machines/{machine}",
             "Has a machine leave the grid for good; ask again until it waits for nothing",

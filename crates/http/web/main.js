@@ -33,11 +33,12 @@ function useHash() {
 function headline({ health, trouble }) {
   if (trouble) return { tone: "critical", text: `No word from the host: ${trouble}` };
   if (!health) return { tone: "plain", text: "The host is asked …" };
-  const of = (severity) => health.findings.filter((finding) => finding.severity === severity).length;
+  const told = health.findings.filter((finding) => !finding.announced);
+  const of = (severity) => told.filter((finding) => finding.severity === severity).length;
   const [critical, warnings] = [of("critical"), of("warning")];
-  if (critical > 0) return { tone: "critical", text: `${plural(critical, "thing")} critical: ${health.findings[0].what}` };
-  if (warnings > 0) return { tone: "warning", text: `${plural(warnings, "warning")}: ${health.findings[0].what}` };
-  return { tone: "good", text: "All is well" };
+  if (critical > 0) return { tone: "critical", text: `${plural(critical, "thing")} critical: ${told[0].what}` };
+  if (warnings > 0) return { tone: "warning", text: `${plural(warnings, "warning")}: ${told[0].what}` };
+  return { tone: "good", text: health.findings.length ? "All is well, beside what was announced" : "All is well" };
 }
 
 function Login() {

@@ -21,8 +21,8 @@ function Findings({ findings }) {
   return html`<ul class="findings">
     ${findings.map(
       (finding) =>
-        html`<li key=${finding.concern + finding.about} class=${finding.severity}>
-          <p><${Badge} word=${finding.severity} /> <strong>${finding.concern.replaceAll("-", " ")}</strong>: ${finding.what}</p>
+        html`<li key=${finding.concern + finding.about} class=${finding.announced ? "announced" : finding.severity}>
+          <p><${Badge} word=${finding.announced ? "announced" : finding.severity} /> <strong>${finding.concern.replaceAll("-", " ")}</strong>: ${finding.what}</p>
           <${Next} next=${finding.next} />
         </li>`,
     )}

@@ -108,6 +108,8 @@ function Snapshots({ volume, act, isAdmin }) {
       ${isAdmin && tool("Take a snapshot", actions.snapshot(volume))}
     </header>
     ${trouble && html`<p class="quiet-text">${trouble}</p>`}
+    ${volume.schedule &&
+    html`<p class="quiet-text">One is taken every ${volume.schedule.every}; kept are ${volume.schedule.keep}.</p>`}
     ${told && snapshots.length === 0 && html`<p class="quiet-text">There are none.</p>`}
     <ul class="tasks">
       ${[...snapshots].reverse().map(

@@ -7,7 +7,8 @@
 //! ```
 //! Invariants
 //! 1. What was raised is cleared, once, and what was not raised never is. One that gets worse is raised once more.
-//! 2. A host that is not the one to tell keeps count all the same: when it is to, it raises what the other may have left
+//! 2. What comes of a machine that was announced to be away is not raised.
+//! 3. A host that is not the one to tell keeps count all the same: when it is to, it raises what the other may have left
 //!    untold ([`LEFT_UNTOLD`]), and nothing older. What the other may have raised it clears, though it passed meanwhile.
 
 pub mod send;
@@ -102,6 +103,11 @@ impl Alerts {
     }
 
     fn see(&mut self, now: Instant, finding: &Finding) {
+        let key = (finding.concern, finding.about.clone());
+        // What was raised before it was announced is cleared when it is gone.
+        if finding.announced && self.troubles.get(&key).is_none_or(|trouble| trouble.raised.is_none()) {
+            return;
+        }
         let fresh = || Trouble {
             finding: finding.clone(),
             since: now,
@@ -109,7 +115,7 @@ impl Alerts {
             is_raised_elsewhere: false,
             gone_since: None,
         };
-        let trouble = self.troubles.entry((finding.concern, finding.about.clone())).or_insert_with(fresh);
+        let trouble = self.troubles.entry(key).or_insert_with(fresh);
         if trouble.finding.severity < finding.severity {
             trouble.since = now;
         }
@@ -122,7 +128,14 @@ mod tests {
     use super::*;
 
     fn finding(severity: Severity, about: &str) -> Finding {
-        Finding { severity, concern: Concern::Redundancy, about: about.to_string(), what: "so".to_string(), next: None }
+        Finding {
+            severity,
+            concern: Concern::Redundancy,
+            about: about.to_string(),
+            what: "so".to_string(),
+            next: None,
+            announced: false,
+        }
     }
 
     fn at(seconds: u64) -> Instant {
@@ -165,6 +178,17 @@ mod tests {
         assert!(told(&mut alerts, 0..59, &a, true).is_empty());
         assert!(told(&mut alerts, 59..200, &[], true).is_empty());
         assert!(told(&mut alerts, 200..259, &a, true).is_empty(), "it begins anew");
+    }
+
+    #[test]
+    fn what_was_announced_is_not_told_before_that_is_over() {
+        let mut alerts = Alerts::default();
+        let [plain, announced] =
+            [false, true].map(|announced| [Finding { announced, ..finding(Severity::Critical, "a") }]);
+        assert!(told(&mut alerts, 0..300, &announced, true).is_empty());
+        assert_eq!(told(&mut alerts, 300..320, &plain, true)[0].0, 310);
+        assert!(told(&mut alerts, 320..500, &announced, true).is_empty(), "it is still there");
+        assert_eq!(told(&mut alerts, 500..600, &[], true)[0].1, Became::Cleared);
     }
 
     #[test]

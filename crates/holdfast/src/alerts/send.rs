@@ -77,6 +77,7 @@ pub fn test_alert() -> Alert {
         about: "test".to_string(),
         what: "this is a test: nothing is wrong".to_string(),
         next: None,
+        announced: false,
     };
     Alert { became: Became::Test, finding }
 }

@@ -481,7 +481,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
     let mut rows = table(
         &[
             "DEVICE", "STATE", "CLASS", "CAPACITY", "USED", "SHARDS", "JOURNAL", "FLUSH", "READS", "WRITES", "ERRORS",
-            "DRIVE", "ID",
+            "DRIVE", "ID", "PATH",
         ],
         &[3, 4, 5, 6, 7, 8, 9, 10],
     );
@@ -509,6 +509,7 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
                 figure(&|d| d.io_errors.to_string()),
                 figure(&drive_text),
                 device.device.clone(),
+                device.path.display().to_string(),
             ]);
         }
     }

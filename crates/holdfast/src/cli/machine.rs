@@ -2,11 +2,13 @@
 
 use super::format::{print, print_json, print_table, table};
 use crate::client;
+use crate::grid::certs::now_s;
 use crate::grid::layout::GridDir;
 use crate::logger::{date, moment};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::{Code, LinkState, MachineInfo, MachineNode, NodeState, Request, Response, refuse};
+use holdfast_format::schedule::Span;
 use serde_json::json;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ const EMPTY_PACE: Duration = Duration::from_secs(1);
 #[derive(Args, Debug)]
 #[command(after_help = "Examples, on any machine of the grid:\n  \
     holdfast machine list\n  \
+    holdfast machine announce b --for 30m\n  \
     holdfast machine remove b          empties machine b, and takes it out\n  \
     holdfast machine remove b --dead   it will not be back: out at once, what it held is made again\n\n\
     A machine is a host and the nodes beside it, and has the host's name. To put another one in its place: remove \
@@ -32,6 +35,20 @@ enum MachineAction {
     ///
     /// What nobody has said is shown as `?`: hosts of older releases tell less of themselves.
     List,
+    /// Say that a machine will be away for a while: its reboot, or its new memory
+    ///
+    /// What comes of that nobody is told, and `holdfast status` ends with 0 for it: that its host and nodes are away,
+    /// its devices, the volumes that it served, and what bears less meanwhile. What may be lost, and what anything
+    /// else adds, is told. It stops nothing, and ends by itself.
+    Announce {
+        name: String,
+        /// So long, for example 30m or 2h; at most 30d
+        #[arg(long = "for", value_name = "SPAN", required_unless_present = "over")]
+        span: Option<Span>,
+        /// It is back before that
+        #[arg(long, conflicts_with = "span")]
+        over: bool,
+    },
     /// Take a machine out of the grid for good
     ///
     /// Everything is moved off its devices first; where it is interrupted, give the command again. Then its nodes are
@@ -52,9 +69,25 @@ enum MachineAction {
     },
 }
 
+/// What was announced of a machine.
+fn announced_text(name: &str, until_s: u64) -> String {
+    format!("machine {name} is to be away until {}: what comes of that nobody is told", moment(until_s))
+}
+
+fn announce(dir: &GridDir, name: &str, span: Option<Span>, json: bool) -> Result<()> {
+    let seconds = span.map(Span::seconds);
+    client::done(dir, &Request::MachineAnnounce { name: name.to_string(), seconds })?;
+    match seconds.map(|seconds| now_s() + seconds) {
+        _ if json => print_json(&json!({ "machine": name, "announced_s": seconds })),
+        Some(until_s) => print(announced_text(name, until_s)),
+        None => print(format_args!("machine {name} is not to be away: what is not well there is told")),
+    }
+}
+
 pub fn run(args: &MachineArgs, dir: &GridDir, json: bool) -> Result<()> {
     match &args.action {
         MachineAction::List => list(dir, json),
+        MachineAction::Announce { name, span, over: _ } => announce(dir, name, *span, json),
         MachineAction::Remove { name, dead, accept_loss, no_wait } => {
             let request = Request::MachineRemove { name: name.clone(), dead: *dead, accept_loss: *accept_loss };
             remove(dir, name, &request, *no_wait, json)
@@ -134,6 +167,9 @@ fn list(dir: &GridDir, json: bool) -> Result<()> {
         ]);
     }
     print_table(&rows)?;
+    for machine in &machines {
+        machine.announced_until_s.map_or(Ok(()), |until_s| print(announced_text(&machine.name, until_s)))?;
+    }
     for machine in machines.iter().filter(|machine| machine.signs) {
         print(format_args!("machine {} has the key of the grid's authority", machine.name))?;
     }

@@ -35,9 +35,9 @@ pub struct StatusArgs {
     watch: Option<u64>,
 }
 
-/// Of the worst that is found.
+/// Of the worst that is found, beside what was announced.
 fn exit_code(findings: &[Finding]) -> ExitCode {
-    ExitCode::from(match findings.first().map(|finding| finding.severity) {
+    ExitCode::from(match findings.first().filter(|finding| !finding.announced).map(|finding| finding.severity) {
         None => 0,
         Some(Severity::Warning) => 1,
         Some(Severity::Critical) => 2,
@@ -143,8 +143,10 @@ fn print_status(status: &GridStatus, findings: &[Finding], rates: Option<&BTreeM
 }
 
 pub(super) fn print_findings(findings: &[Finding]) -> Result<()> {
-    if findings.is_empty() {
-        return print("all is well");
+    match findings.first() {
+        None => return print("all is well"),
+        Some(first) if first.announced => print("all is well, beside what was announced")?,
+        Some(_) => {}
     }
     findings.iter().try_for_each(print)
 }
@@ -232,8 +234,9 @@ fn print_nodes(nodes: &[NodeView]) -> Result<()> {
             node.machine.clone().unwrap_or("-".to_string()),
             node.address.clone(),
             node.pid.map_or("-".to_string(), |p| p.to_string()),
-            format!("{:.1} s", node.cpu_ms as f64 / 1000.0),
-            Size(node.resident_bytes).to_string(),
+            // Of a process of another machine nobody here knows more.
+            node.pid.map_or("-".to_string(), |_| format!("{:.1} s", node.cpu_ms as f64 / 1000.0)),
+            node.pid.map_or("-".to_string(), |_| Size(node.resident_bytes).to_string()),
             format!("{serving}/{}", node.devices.len()),
             Size(capacity).to_string(),
             percent_used(capacity, sum(|d| d.free_bytes)),

@@ -743,6 +743,9 @@ fn print_one(volume: &VolumeInfo) -> Result<()> {
     if volume.protected {
         row("protected", format!("yes, until `holdfast volume protect {} off`", volume.name));
     }
+    if let Some(schedule) = &volume.schedule {
+        row("snapshots", format!("every {}; kept are {}", schedule.every, schedule.keep));
+    }
     row("exported", volume.host.as_ref().map_or("no".to_string(), |host| format!("by host {host}")));
     if !volume.offered_by.is_empty() {
         row("offered by", format!("hosts {}", volume.offered_by.join(", ")));

@@ -1196,6 +1196,11 @@ impl Catalog {
         listed.iter().map(|l| Ok((l.key[SCHEDULE_PREFIX.len()..].parse()?, decode(&l.key, &l.value)?))).collect()
     }
 
+    pub fn schedule(&self, volume: VolumeId) -> Result<Option<ScheduleRecord>> {
+        let key = format!("{SCHEDULE_PREFIX}{volume}");
+        self.known.get(&key)?.map(|found| decode(&key, &found.value)).transpose()
+    }
+
     pub fn set_schedule(&self, volume: VolumeId, schedule: Option<&ScheduleRecord>) -> Result<()> {
         self.set(&format!("{SCHEDULE_PREFIX}{volume}"), schedule.map(encode))
     }

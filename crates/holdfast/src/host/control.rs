@@ -13,6 +13,7 @@ use super::commands::{Answer, Command, LiveStatus, Weakness};
 use super::control_sockets;
 use super::devices::TaskHistory;
 use super::errands;
+use super::health;
 use super::http;
 use super::keys::{Keys, NewKey};
 use super::limits;
@@ -26,7 +27,7 @@ use super::revocation::Revocations;
 use super::sharing::{NO_DOMAIN, check_stays};
 use super::steward::{self, Stewardship};
 use super::upkeep;
-use super::volume_info::{integrity_of, provisioning_of};
+use super::volume_info::{integrity_of, provisioning_of, schedule_info};
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -45,6 +46,7 @@ use holdfast_format::features::Feature;
 use holdfast_format::geometry::Layout;
 use holdfast_format::packing::Compression;
 use holdfast_format::root::Root;
+use holdfast_format::schedule::ScheduleRecord;
 use holdfast_format::tier::Tiers;
 use holdfast_host::homes::Offered;
 use holdfast_host::reservation::{Reservation, ReservedVolume, owned_bytes};
@@ -225,6 +227,7 @@ pub fn start(
     assignment::start(&plane, inputs)?;
     steward::start(&plane, events)?;
     http::start(&plane, sockets.api, api_connections)?;
+    health::start(&plane)?;
     alerts::start(&plane)?;
     for (listener, role) in sockets.control {
         let plane = Arc::clone(&plane);
@@ -469,6 +472,7 @@ impl ControlPlane {
                 self.note_measured(iops, nodes).map(|qos| Response::Qos(Box::new(qos)))
             }
             Request::Machines => self.machines().map(|machines| Response::Machines { machines }),
+            Request::MachineAnnounce { name, seconds } => self.announce(&name, seconds).map(|()| Response::Done),
             Request::MachineRemove { name, dead, accept_loss } => self.remove_machine(&name, dead, accept_loss),
             Request::NodeCut { node } => self.cut(node, true).map(|()| Response::Done),
             Request::NodeMend { node } => self.cut(node, false).map(|()| Response::Done),
@@ -621,6 +625,9 @@ impl ControlPlane {
             unreadable,
             found: self.catalog.found().unwrap_or_default(),
             next_node: self.catalog.next_node().unwrap_or_default(),
+            other_hosts: self.other_hosts(),
+            hosts_gone: self.hosts_gone().unwrap_or_default(),
+            announced: self.announced().unwrap_or_default(),
         })
     }
 
@@ -643,16 +650,19 @@ impl ControlPlane {
         let (entries, mut unreadable) = self.catalog.survey()?;
         unreadable.extend(more);
         let open: BTreeMap<String, usize> = volumes.iter().enumerate().map(|(at, v)| (v.name.clone(), at)).collect();
+        let schedules: BTreeMap<VolumeId, ScheduleRecord> = self.catalog.schedules()?.into_iter().collect();
         for entry in entries {
+            let schedule = schedules.get(&entry.id()).map(schedule_info);
             match open.get(entry.name()) {
                 Some(at) => {
                     let volume = &mut volumes[*at];
                     (volume.protected, volume.failover) = (entry.protected, entry.failover);
+                    volume.schedule = schedule;
                     volume.offered_by = entry.offered_by.into_iter().collect();
                 }
                 None => {
                     let (only_for, limit) = (lists.get(&entry.id()).cloned(), limits.get(&entry.id()).cloned());
-                    volumes.push(VolumeInfo { only_for, limit, ..self.closed_info(&entry) })
+                    volumes.push(VolumeInfo { only_for, limit, schedule, ..self.closed_info(&entry) })
                 }
             }
         }
@@ -677,6 +687,7 @@ impl ControlPlane {
         (info.protected, info.failover) = (entry.protected, entry.failover);
         info.only_for = self.catalog.clients()?.remove(&entry.id());
         info.limit = self.catalog.limits()?.remove(&entry.id());
+        info.schedule = self.catalog.schedule(entry.id())?.as_ref().map(schedule_info);
         if entry.clone.is_none() {
             (info.shares_with, info.needed_by) = self.catalog.kin_known(&entry.root)?;
             info.sharing = self.catalog.store_known(&entry.root)?;
@@ -1179,7 +1190,7 @@ impl ControlPlane {
     }
 
     /// A volume that is not in service here.
-    fn closed_info(&self, entry: &Entry) -> VolumeInfo {
+    pub(super) fn closed_info(&self, entry: &Entry) -> VolumeInfo {
         let elsewhere = entry.served_by.is_some() && !self.catalog.is_here(entry);
         let trouble = self.keys.trouble(entry.root.volume).filter(|_| !elsewhere);
         let state = match trouble {
@@ -1204,6 +1215,7 @@ impl ControlPlane {
             encrypted: entry.root.key_id.is_some(),
             exported: entry.served_by.is_some(),
             protected: entry.protected,
+            schedule: None,
             shared: entry.shared,
             failover: entry.failover,
             writer: None,

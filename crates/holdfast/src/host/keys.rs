@@ -127,6 +127,13 @@ impl Keys {
         self.troubles().get(&volume).map(|trouble| trouble.why.clone())
     }
 
+    /// Those whose keys could not be had.
+    pub fn locked(&self) -> Result<Vec<Entry>> {
+        let ids: Vec<VolumeId> = self.troubles().keys().copied().collect();
+        // One may be deleted meanwhile.
+        ids.into_iter().filter_map(|id| self.catalog.entry(id).transpose()).collect()
+    }
+
     /// What is needed to open the volume, its key included.
     pub fn spec_of(&self, entry: &Entry) -> Result<OpenSpec> {
         let volume = entry.root.volume;

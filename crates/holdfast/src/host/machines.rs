@@ -27,7 +27,7 @@ use crate::grid::revoked;
 use crate::logger;
 use crate::resources;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Code, Error, LinkState, MachineInfo, MachineNode, Response, refuse};
+use holdfast_api::{Announcement, Code, Error, LinkState, MachineInfo, MachineNode, Response, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key, node_key,
@@ -163,12 +163,22 @@ pub(super) fn announce(
         gone_s: None,
         certificates_end_s: leaves.and_then(|leaves| leaves.iter().map(|leaf| leaf.expires).min()),
         signs: certificates.is_some_and(|certificates| certificates.has_authority()),
+        announced_until_s: None,
         other: Other::new(),
     };
     catalog.update(&machine_key(&config.host.name), |found| {
-        let other = found.and_then(|bytes| decode::<MachineRecord>(bytes).ok()).map(|found| found.other);
-        Ok(Some(Some(encode(&MachineRecord { other: other.unwrap_or_default(), ..record.clone() }))))
+        // What others have said of it stays.
+        let found = found.and_then(|bytes| decode::<MachineRecord>(bytes).ok());
+        let (announced_until_s, other) = found.map_or_else(Default::default, |f| (f.announced_until_s, f.other));
+        Ok(Some(Some(encode(&MachineRecord { announced_until_s, other, ..record.clone() }))))
     })
+}
+
+/// The longest time that a machine may be announced to be away.
+const ANNOUNCED_S_MAX: u64 = 30 * 86_400;
+
+fn announced_until(record: &MachineRecord) -> Option<u64> {
+    record.announced_until_s.filter(|until_s| *until_s > now_s())
 }
 
 /// A machine as records show it.
@@ -292,12 +302,35 @@ impl ControlPlane {
                 release: record.map(|record| record.release.clone()).filter(|release| !release.is_empty()),
                 certificates_end_s: record.and_then(|record| record.certificates_end_s),
                 signs: record.is_some_and(|record| record.signs),
+                announced_until_s: record.and_then(announced_until),
                 nodes: facts.nodes.iter().map(node).collect(),
                 volumes: served(&facts.name),
                 name: facts.name,
             }
         };
         Ok(self.catalog.machines(&self.hosts_there())?.into_values().map(info).collect())
+    }
+
+    /// Says that a machine will be away for so long, or is back before its time.
+    pub(super) fn announce(&self, name: &str, seconds: Option<u64>) -> Result<()> {
+        if seconds.is_some_and(|seconds| !(1..=ANNOUNCED_S_MAX).contains(&seconds)) {
+            refuse!(Code::Invalid, "a machine is announced to be away for a second to thirty days");
+        }
+        if !self.catalog.machine_records()?.contains_key(name) {
+            refuse!(Code::NotFound, "the grid has no machine {name}; `holdfast machine list` shows them");
+        }
+        let announced_until_s = seconds.map(|seconds| now_s() + seconds);
+        self.catalog.update(&machine_key(name), |found| {
+            let found = found.and_then(|bytes| decode::<MachineRecord>(bytes).ok());
+            Ok(found.map(|found| Some(encode(&MachineRecord { announced_until_s, ..found }))))
+        })
+    }
+
+    /// Machines that are to be away now, as somebody has said, and until when.
+    pub(super) fn announced(&self) -> Result<Vec<Announcement>> {
+        let records = self.catalog.machine_records()?.into_iter();
+        let announced = |(machine, (_, record))| Some(Announcement { machine, until_s: announced_until(&record)? });
+        Ok(records.filter_map(announced).collect())
     }
 
     /// Hosts that were there and are not any more, and the other way round: since when, for whoever looks later.

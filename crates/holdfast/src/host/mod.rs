@@ -28,6 +28,7 @@ mod floors;
 mod forecast;
 mod groups;
 mod handover;
+mod health;
 mod http;
 pub mod keys;
 mod limits;

@@ -592,6 +592,7 @@ mod tests {
             gone_s: None,
             certificates_end_s: None,
             signs: false,
+            announced_until_s: None,
             other: Other::new(),
         };
         rig.put(&machine_key("f"), &encode(&record));

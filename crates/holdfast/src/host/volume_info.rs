@@ -3,10 +3,12 @@
 use super::Shell;
 use crate::resources;
 use holdfast_api::{
-    FilterInfo, FiltersInfo, Integrity, Provisioning, SnapshotInfo, Times, VolumeInfo, VolumeLive, VolumeState,
+    FilterInfo, FiltersInfo, Integrity, Provisioning, ScheduleInfo, SnapshotInfo, Times, VolumeInfo, VolumeLive,
+    VolumeState,
 };
 use holdfast_base::{HeadId, ObjectId};
 use holdfast_filter::{Edge, FilterView, is_limit};
+use holdfast_format::schedule::ScheduleRecord;
 use holdfast_host::{Figures, LIMIT, Volume, policy_of, snapshot_export_name};
 use holdfast_runtime::clock;
 use holdfast_volume::{Sharing, Snapshot, State};
@@ -116,6 +118,7 @@ fn info_of(volume: &Volume, name: &str, head: HeadId, uris_of: impl Fn(&str) -> 
         encrypted: controller.is_encrypted(),
         exported: volume.is_exported(),
         protected: false,
+        schedule: None,
         shared: volume.is_shared(),
         writer: writers.holder,
         refused_writer: writers.refused.filter(|(_, at)| now.since(*at) < REFUSED_SHOWN).map(|(client, _)| client),
@@ -180,6 +183,10 @@ fn snapshot_info(
         created_ms: snapshot.created_ms,
         size_bytes: snapshot.size_bytes,
     }
+}
+
+pub fn schedule_info(schedule: &ScheduleRecord) -> ScheduleInfo {
+    ScheduleInfo { every: schedule.every.to_string(), keep: schedule.keep.to_string() }
 }
 
 pub fn provisioning_of(is_fixed: bool) -> Provisioning {

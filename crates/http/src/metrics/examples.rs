@@ -140,6 +140,7 @@ pub fn facts(volumes: usize) -> Facts {
         about: "it".into(),
         what: "it is".into(),
         next: None,
+        announced: false,
     };
     let mut sums = Sums::default();
     sums.add(&volumes);

@@ -48,7 +48,8 @@ fn write_findings(findings: Option<&[Finding]>, sheet: &mut Sheet<'_>) -> Result
     let kinds = SEVERITIES.into_iter().flat_map(|severity| CONCERNS.map(|concern| (severity, concern)));
     let counts = findings.into_iter().flat_map(|findings| {
         kinds.clone().map(|((severity, text), (concern, about))| {
-            let count = findings.iter().filter(|of| of.severity == severity && of.concern == concern).count();
+            let is_such = |of: &&Finding| of.severity == severity && of.concern == concern && !of.announced;
+            let count = findings.iter().filter(is_such).count();
             ([text, about], count)
         })
     });

@@ -25,7 +25,18 @@ pub enum Protect {
 }
 
 impl Protect {
+    /// The least first.
     pub const ALL: [Protect; 3] = [Protect::Device, Protect::Node, Protect::NodeAndDevice];
+
+    /// The most that a layout keeps to.
+    pub fn of(layout: Layout) -> Protect {
+        match layout {
+            Layout::NestedMirror | Layout::NestedParity { .. } => Protect::NodeAndDevice,
+            _ if layout.is_on_devices() => Protect::Device,
+            _ if layout.failures() > 1 => Protect::NodeAndDevice,
+            _ => Protect::Node,
+        }
+    }
 }
 
 impl fmt::Display for Protect {

@@ -483,6 +483,7 @@ mod tests {
             about: "it".to_string(),
             what: "it".to_string(),
             next: None,
+            announced: false,
         };
         let amiss = [Concern::Service, Concern::DataAtRisk, Concern::Redundancy, Concern::Metadata];
         assert!(amiss.into_iter().all(|concern| is_amiss(&finding(concern))));
