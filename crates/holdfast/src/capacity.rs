@@ -157,33 +157,3 @@ pub fn account(status: &GridStatus, held: Vec<VolumeSpace>, silent: Vec<String>)
         silent,
     }
 }
-
-/// Shown from so many days on.
-const ALARM_DAYS: f64 = 30.0;
-
-pub fn full_soon(days: Option<f64>) -> Option<String> {
-    let days = days.filter(|days| *days < ALARM_DAYS)?;
-    let when = match days.round() as u64 {
-        0 => "today".to_string(),
-        1 => "in about a day".to_string(),
-        days => format!("in about {days} days"),
-    };
-    Some(format!(
-        "devices are full {when} if what is taken grows as in the last week; free space, or add devices (`holdfast device \
-         add NODE`)"
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_alarm_is_raised_in_the_last_month() {
-        assert_eq!(full_soon(None), None);
-        assert_eq!(full_soon(Some(30.5)), None);
-        assert!(full_soon(Some(12.2)).unwrap().contains("in about 12 days"));
-        assert!(full_soon(Some(1.4)).unwrap().contains("in about a day"));
-        assert!(full_soon(Some(0.0)).unwrap().contains("full today"));
-    }
-}

@@ -12,7 +12,6 @@ mod config;
 mod daemon;
 mod drill;
 mod drives;
-mod findings;
 mod grid;
 mod host;
 mod link_tls;

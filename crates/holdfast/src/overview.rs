@@ -2,7 +2,6 @@
 
 use crate::client;
 use crate::config::HostSettings;
-use crate::findings;
 use crate::grid::certs::{Certificates, etcd_warning, roles, server_warning};
 use crate::grid::layout::{GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
@@ -13,6 +12,7 @@ use holdfast_api::{
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process::{self, ProcessStats};
+use holdfast_verdict::findings;
 
 /// From the host's memory and from /proc alone: nothing here waits for a node.
 pub fn gather(dir: &GridDir) -> Result<GridStatus> {

@@ -32,6 +32,7 @@ pub mod secrecy;
 mod separate;
 pub mod service;
 pub mod shards;
+pub mod sight;
 mod snapshots;
 pub mod swarm;
 pub mod trace;

@@ -231,6 +231,11 @@ impl Neighbours {
         }
     }
 
+    /// How many there are; of hosts with one each, as many hosts.
+    pub fn reactors(&self) -> usize {
+        self.reactors.len()
+    }
+
     pub fn host(&self, reactor: usize) -> &Host {
         &self.world.machine(self.reactors[reactor]).expect("it runs").host
     }

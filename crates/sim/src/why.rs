@@ -28,7 +28,7 @@ impl Neighbours {
         Some(slow)
     }
 
-    fn nodes_as_told(&self, host: &Host) -> Vec<NodeInfo> {
+    pub(crate) fn nodes_as_told(&self, host: &Host) -> Vec<NodeInfo> {
         let (now, slow) = (self.world.now(), host.slow_devices());
         let suspects: Vec<_> = host.volumes().flat_map(|volume| volume.controller().status().suspect_nodes).collect();
         let node = |node: &crate::node::NodeProc| NodeInfo {

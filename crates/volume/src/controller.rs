@@ -1459,6 +1459,7 @@ impl Controller {
         self.drive_destage(out);
         self.drive_creation(out);
         self.drive_slices(out);
+        self.wants.checkpoint |= self.holds_lost_records();
         self.drive_checkpointer(out, Checkpointer::look_for_old_metadata);
         self.drive_checkpointer(out, Checkpointer::drive);
         self.drive_cleaner(out);

@@ -4,7 +4,6 @@ use super::format::{percent_used, print, print_json, print_table, table};
 use super::progress::{Progress, Unit};
 use crate::client;
 use crate::drives;
-use crate::findings::device_trouble;
 use crate::grid::grow::{self, Source};
 use crate::grid::layout::{GridDir, NodeConfig};
 use crate::grid::removing::Removing;
@@ -18,6 +17,7 @@ use holdfast_api::{Code, DeviceInfo, Error, HostStatus, ReadCacheInfo, Request, 
 use holdfast_base::MediaClass;
 use holdfast_base::size::Size;
 use holdfast_format::drive::DriveReport;
+use holdfast_verdict::findings::device_trouble;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -3,7 +3,6 @@
 use super::format::{print, print_json};
 use super::status::{print_findings, print_grid};
 use super::tls::{TlsArgs, TokenArgs};
-use crate::findings;
 use crate::grid::address::Wanted;
 use crate::grid::layout::{DeviceConfig, GridConfig, GridDir, MetaConfig};
 use crate::grid::processes::Role;
@@ -13,6 +12,7 @@ use crate::overview::{gather, nbd_warning};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use holdfast_base::size::Size;
+use holdfast_verdict::findings;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 

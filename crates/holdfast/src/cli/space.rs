@@ -2,16 +2,17 @@
 
 use super::format::{print, print_json, print_table, table};
 use super::trash::volumes;
-use crate::capacity::{account, full_soon, saved_text};
+use crate::capacity::{account, saved_text};
 use crate::client;
 use crate::grid::layout::GridDir;
 use crate::host::DEVICES_SHOWN_WITHIN;
 use crate::overview::gather;
-use crate::resources;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::{Capacity, Code, HostState, SavedSpace, refuse};
 use holdfast_base::size::Size;
+use holdfast_verdict::findings::full_soon;
+use holdfast_verdict::resources;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \

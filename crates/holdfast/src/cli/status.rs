@@ -6,7 +6,6 @@ use super::volume::print_list;
 use crate::capacity::all_packed_text;
 use crate::grid::layout::GridDir;
 use crate::overview::{gather, health};
-use crate::resources::space_of;
 use anyhow::Result;
 use clap::Args;
 use holdfast_api::{
@@ -15,6 +14,7 @@ use holdfast_api::{
 };
 use holdfast_base::size::Size;
 use holdfast_format::wire::WIRE;
+use holdfast_verdict::resources::space_of;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

@@ -7,7 +7,7 @@ mod explain;
 pub mod file;
 pub mod keys;
 
-use crate::alerts::send::Targets;
+use crate::alerts::Targets;
 use crate::grid::layout::{GridConfig, GridDir};
 use anyhow::{Context, Result};
 pub use explain::{explain_key, explain_keys, markdown, template};

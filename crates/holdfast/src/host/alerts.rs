@@ -5,12 +5,12 @@
 
 use super::control::ControlPlane;
 use super::http::health;
-use crate::alerts::Alerts;
-use crate::alerts::send::{Sender, Ways};
+use crate::alerts::{Sender, Ways};
 use crate::logger;
 use anyhow::{Context, Result};
 use holdfast_api::{AlertArrival, Code, refuse};
 use holdfast_runtime::clock;
+use holdfast_verdict::alerts::Alerts;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 

@@ -6,7 +6,6 @@
 
 use super::Shell;
 use super::nbd::Arrival;
-use crate::resources;
 use holdfast_api::{
     DeviceHealth, DeviceInfo, LinkState, LongTurn, Neighbour, NodeInfo, OutageInfo, Parts, ProcessorInfo, SlowInfo,
     VolumeInfo,
@@ -18,6 +17,7 @@ use holdfast_host::reservation::ReservedVolume;
 use holdfast_host::views::{self, Published, SharingView};
 use holdfast_host::{Event as HostEvent, Order, Outcome, PackingFigures, Sibling, Totals};
 use holdfast_runtime::reactor::{Io, ListenError};
+use holdfast_verdict::resources;
 use holdfast_verdict::told;
 use holdfast_volume::Claim;
 use serde::{Deserialize, Serialize};

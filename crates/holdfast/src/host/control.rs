@@ -27,7 +27,6 @@ use super::revocation::Revocations;
 use super::sharing::{NO_DOMAIN, check_stays};
 use super::steward::{self, Stewardship};
 use super::upkeep;
-use super::volume_info::{integrity_of, provisioning_of, schedule_info};
 use crate::client::HANG_UP_MAX;
 use crate::config::HostSettings;
 use crate::grid::layout::{GridConfig, GridDir};
@@ -56,6 +55,7 @@ use holdfast_host::{
 };
 use holdfast_runtime::clock;
 use holdfast_runtime::process;
+use holdfast_verdict::volumes::{integrity_of, provisioning_of, schedule_info};
 use holdfast_volume::Question;
 use holdfast_volume::protect::{self, Protect};
 use std::collections::{BTreeMap, BTreeSet};

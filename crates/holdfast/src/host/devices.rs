@@ -13,7 +13,6 @@ use crate::grid::grow;
 use crate::grid::layout::{GridConfig, NodeConfig};
 use crate::logger;
 use crate::protocol::read;
-use crate::resources;
 use anyhow::{Context, Result};
 use holdfast_api::{
     Code, DeviceHealth, DeviceInfo, LinkState, NodeInfo, Response, TaskInfo, TaskKind, TaskUnit, VolumeInfo,
@@ -25,6 +24,7 @@ use holdfast_format::drive::DriveReport;
 use holdfast_format::geometry::Layout;
 use holdfast_format::wire::{Refusal, Reply, Request};
 use holdfast_host::Order;
+use holdfast_verdict::resources;
 use holdfast_volume::protect;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

@@ -8,11 +8,11 @@
 //! it leads.
 
 use super::control::ControlPlane;
-use crate::resources;
 use anyhow::Result;
 use holdfast_api::{LinkState, NodeInfo, VolumeInfo, free_of};
 use holdfast_format::meta::CapacitySample;
 use holdfast_runtime::clock;
+use holdfast_verdict::resources;
 
 /// What can still be written above the reserve and beside what is set aside, and what is taken. What is dead counts
 /// as free: where guests overwrite it comes to take nearly all that is left beside what lives.

@@ -11,12 +11,12 @@
 
 use super::commands::LiveStatus;
 use super::control::ControlPlane;
-use crate::findings::health_of;
 use crate::grid::layout::MetaConfig;
 use crate::overview::certificate_warnings;
 use anyhow::{Context, Result};
 use holdfast_api::{HostHealth, LinkState};
 use holdfast_format::meta::HEALTH_PREFIX;
+use holdfast_verdict::findings::health_of;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::control::ControlPlane;
 use super::tls::load_api_and_follow;
 use crate::capacity::account;
 use crate::grid::certs::now_s;
-use crate::{findings, logger, overview};
+use crate::{logger, overview};
 use anyhow::{Context, Result, anyhow};
 use holdfast_api::{Capacity, Code, Error, GridStatus, Health, Request, Response, Role};
 use holdfast_base::GridId;
@@ -16,6 +16,7 @@ use holdfast_http::{Ask, Caller, Config, Limits, Router, Shown, router, serve_tl
 use holdfast_runtime::bearer::Bearer;
 use holdfast_runtime::pki::{self, Identity, identity_of};
 use holdfast_runtime::tls::TlsServer;
+use holdfast_verdict::findings;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;

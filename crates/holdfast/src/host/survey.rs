@@ -3,7 +3,6 @@
 
 use super::commands::Command;
 use super::control::ControlPlane;
-use crate::findings;
 use crate::grid::certs::{Certificates, Leaf, roles};
 use crate::grid::layout::MetaConfig;
 use crate::overview::gather_as;
@@ -12,6 +11,7 @@ use anyhow::{Result, anyhow};
 use holdfast_api::{Error, Finding, HostStatus, Neighbour, SlowInfo, TaskInfo};
 use holdfast_host::{BOUNDS_US, Kind, Stage, Tally, Totals};
 use holdfast_http::metrics::{Certificate, Survey, Times};
+use holdfast_verdict::findings;
 
 fn told<T>(result: Result<T>) -> Result<T, Error> {
     result.map_err(|error| Error::new(code_of(&error), format!("{error:#}")))

@@ -17,6 +17,7 @@ mod nested;
 mod scenarios;
 mod separate_clones;
 mod sharing;
+mod sight;
 mod stalls;
 mod swarm;
 mod tiers;

@@ -437,13 +437,25 @@ impl Controller {
 
     /// Whether fewer usable legs hold the entry than could.
     pub(crate) fn is_at_risk(&self, entry: &Entry) -> bool {
+        self.could_be_on_more(entry.ledger, entry.have)
+    }
+
+    /// Whether all that the log has is a checkpoint's, or covered by one, and some of it is on fewer usable legs than it
+    /// could be: then another checkpoint ends that.
+    pub(crate) fn holds_lost_records(&self) -> bool {
+        self.log.all_destaged()
+            && self.log.trims_at.is_none()
+            && self.log.held().any(|(ledger, have, _)| self.could_be_on_more(ledger, have))
+    }
+
+    fn could_be_on_more(&self, ledger: LedgerId, have: u8) -> bool {
         if !self.basis.is_known() {
             return false;
         }
-        let Some(ledger) = self.root().ledgers.iter().find(|l| l.id == entry.ledger) else { return false };
+        let Some(found) = self.root().ledgers.iter().find(|l| l.id == ledger) else { return false };
         let wanted = self.topology().rule_now();
-        let lacks = |rule| self.lacks_copies(entry.ledger, entry.have, rule, None);
-        lacks(ledger.rule) || lacks(wanted)
+        let lacks = |rule| self.lacks_copies(ledger, have, rule, None);
+        lacks(found.rule) || lacks(wanted)
     }
 
     /// Of what these legs of a ledger have. `given` counts as if it were there.

@@ -83,7 +83,14 @@ const EDGES: &[Allowed] = &[
     },
     Allowed {
         name: "holdfast-verdict",
-        ours: &["holdfast-api", "holdfast-base", "holdfast-filter", "holdfast-format", "holdfast-host"],
+        ours: &[
+            "holdfast-api",
+            "holdfast-base",
+            "holdfast-filter",
+            "holdfast-format",
+            "holdfast-host",
+            "holdfast-volume",
+        ],
         theirs: Some(&["serde"]),
     },
     Allowed { name: "holdfast-runtime", ours: &["holdfast-base", "holdfast-format"], theirs: None },

@@ -6,10 +6,10 @@
 //!
 //! What could not be told is kept, [`WAITING_MAX`] at most, and tried again: nothing of it is told twice by one way.
 
-use super::{Alert, Became};
 use anyhow::{Context, Result, ensure};
 use holdfast_api::{AlertArrival, AlertTrouble, Concern, Finding, Severity};
 use holdfast_base::Instant;
+use holdfast_verdict::alerts::{Alert, Became};
 use lettre::message::{Mailbox, header};
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::{Message, SmtpTransport, Transport};

@@ -2,7 +2,6 @@
 //!
 //! Role: a pure function. Who shows a grid's state, or raises alarms, asks it, so that all say the same.
 
-use crate::capacity::full_soon;
 use holdfast_api::{
     AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostHealth, HostState, Names, NodeState,
     NodeView, Severity, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, Waiting, free_of, takers,
@@ -472,6 +471,22 @@ fn about_capacity(status: &GridStatus, found: &mut Found) {
     }
 }
 
+/// Shown from so many days on.
+const ALARM_DAYS: f64 = 30.0;
+
+pub fn full_soon(days: Option<f64>) -> Option<String> {
+    let days = days.filter(|days| *days < ALARM_DAYS)?;
+    let when = match days.round() as u64 {
+        0 => "today".to_string(),
+        1 => "in about a day".to_string(),
+        days => format!("in about {days} days"),
+    };
+    Some(format!(
+        "devices are full {when} if what is taken grows as in the last week; free space, or add devices (`holdfast device \
+         add NODE`)"
+    ))
+}
+
 /// `host`: which it is, if it is another one.
 fn about_alerts(troubles: &[AlertTrouble], host: Option<&String>, found: &mut Found) {
     let (of, by, machine) = host.map_or((String::new(), String::new(), "this machine".to_string()), |host| {
@@ -789,5 +804,14 @@ mod tests {
         assert_eq!(found[0].what, "alerts can't be sent by webhook at chat.example: connection refused; 1 waits");
         (all.alert_troubles[0].waiting, all.alert_troubles[0].dropped) = (100, 3);
         assert!(of(&all)[0].what.ends_with("; 100 wait, 3 older ones are dropped"), "{:?}", of(&all));
+    }
+
+    #[test]
+    fn the_alarm_is_raised_in_the_last_month() {
+        assert_eq!(full_soon(None), None);
+        assert_eq!(full_soon(Some(30.5)), None);
+        assert!(full_soon(Some(12.2)).unwrap().contains("in about 12 days"));
+        assert!(full_soon(Some(1.4)).unwrap().contains("in about a day"));
+        assert!(full_soon(Some(0.0)).unwrap().contains("full today"));
     }
 }

@@ -1,6 +1,6 @@
 //! Alerts: which of what is not well is told, and when: not what passes by itself, and nothing twice.
 //!
-//! Role: a machine without I/O; [`send`] tells, the host's thread drives both.
+//! Role: a machine without I/O. A thread of the host drives it, and sends what it gives.
 //!
 //! ```text
 //! seen -> stands for RAISE_AFTER of its severity -> raised -> away for CLEAR_AFTER -> cleared
@@ -10,8 +10,6 @@
 //! 2. What comes of a machine that was announced to be away is not raised.
 //! 3. A host that is not the one to tell keeps count all the same: when it is to, it raises what the other may have left
 //!    untold ([`LEFT_UNTOLD`]), and nothing older. What the other may have raised it clears, though it passed meanwhile.
-
-pub mod send;
 
 use holdfast_api::{Concern, Finding, Severity};
 use holdfast_base::Instant;
