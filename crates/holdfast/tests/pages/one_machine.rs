@@ -175,6 +175,12 @@ fn the_pages_about_devices_drills_and_what_is_watched_work_as_they_are_typed() {
     let said = reader.types(&page.block("cat >>/var/lib/holdfast/holdfast.toml"));
     assert_eq!(said.matches(": sent").count(), 2, "{said}");
 
+    let machine = reader.types("holdfast machine list --json");
+    let machine: serde_json::Value = serde_json::from_str(&machine).expect("JSON");
+    reader.has(" announce b ", &format!(" announce {} ", machine[0]["name"].as_str().expect("a name")));
+    let said = reader.types(&page.block("holdfast machine announce"));
+    assert!(said.contains("is to be away until"), "{said}");
+
     let said = reader.types(&Page::open("operate/support.md").block("holdfast support"));
     assert!(said.contains("holdfast-support/README.txt") && said.contains("holdfast-support/metrics.txt"), "{said}");
 

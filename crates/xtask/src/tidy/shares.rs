@@ -24,8 +24,8 @@ const TOOLS: [&str; 4] = ["lab", "sim", "torture", "xtask"];
 const APART: [&str; 2] = ["backup", "image"];
 
 /// Of a thousand production lines. Wanted: 650 and 300.
-const DRIVEN_MIN: usize = 514;
-const SHELL_MAX: usize = 447;
+const DRIVEN_MIN: usize = 520;
+const SHELL_MAX: usize = 406;
 
 /// Production lines by crate.
 pub struct Shares(BTreeMap<String, usize>);
