@@ -10,7 +10,7 @@ use std::path::Path;
 use utoipa::ToSchema;
 
 /// A grid, and the machine that tells of it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct GridStatus {
     pub grid: String,
     pub dir: String,
@@ -51,7 +51,7 @@ pub struct GridStatus {
 }
 
 /// The host of the machine.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
     pub state: HostState,
     pub pid: Option<u32>,
@@ -71,7 +71,7 @@ pub struct HostView {
 }
 
 /// The grid's metadata store.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct MetadataView {
     /// Which it is, and where.
     pub store: String,

@@ -247,6 +247,7 @@ pub struct MachineNode {
 
 texts! {
     /// How the host of a machine does, as that machine sees it.
+    #[derive(Default)]
     pub enum HostState {
         Up = "up",
         /// It is there, and waits for something before it answers.
@@ -256,7 +257,8 @@ texts! {
         Down = "down",
         /// Its machine was taken out of the grid.
         Removed = "removed",
-        /// What only newer releases know.
+        /// Not told, or what only newer releases know.
+        #[default]
         Other = "other",
     }
 }

@@ -294,6 +294,14 @@ fn machines_join_by_token_and_share_volumes_over_tls() {
         machines.as_array().expect("machines").iter().map(|m| m["signs"].as_bool().expect("a bool")).collect()
     };
     until("it is told", || signing(&a) == [true, true]);
+    for grid in [&a, &b] {
+        until("all is well", || grid.ok("status").starts_with("all is well"));
+        let mut command = Command::new(needs("curl"));
+        command.args(["-sS", "--unix-socket"]).arg(grid.path("api.sock")).arg("http://host/metrics");
+        let page = text(&command.output().expect("it runs").stdout);
+        let ends = page.lines().filter(|line| line.starts_with("holdfast_certificate_end_timestamp_seconds{"));
+        assert_eq!(ends.count(), 3, "of the authority, its host and its node: {page}");
+    }
     a.ok("grid down --force");
     c.ok(&join_line(&c, &endpoint, "c", &token(&b, "")));
     b.ok("grid down --force");

@@ -196,7 +196,8 @@ fn a_reader_makes_no_change_of_the_table() {
 }
 
 /// Where an empty object is none.
-const BODIES: [(&str, &str); 15] = [
+const BODIES: [(&str, &str); 16] = [
+    ("/v1/machines/{machine}/announcement", r#"{"for":"1h"}"#),
     ("/v1/requests", r#"{"op":"volume-delete","name":"v","force":false}"#),
     ("/v1/volumes", r#"{"name":"v","size_bytes":1073741824,"layout":"mirror:2"}"#),
     ("/v1/volumes/{volume}/resize", r#"{"size_bytes":1073741824}"#),

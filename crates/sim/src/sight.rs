@@ -4,7 +4,7 @@
 //! findings, are what the real machines say.
 
 use crate::neighbours::Neighbours;
-use holdfast_api::{GridStatus, HostHealth, HostState, HostView, MetadataView, NodeInfo, NodeView, VolumeInfo};
+use holdfast_api::{GridStatus, HostHealth, HostState, HostView, NodeInfo, NodeView, VolumeInfo};
 use holdfast_base::Instant;
 use holdfast_host::Host;
 use holdfast_verdict::findings::health_of;
@@ -17,45 +17,18 @@ impl Neighbours {
             .filter(|other| *other != asked)
             .map(|other| HostHealth { host: format!("host{other}"), ..health_of(&self.infos(self.host(other))) });
         GridStatus {
-            grid: String::new(),
-            dir: String::new(),
-            host: up(),
-            metadata: MetadataView { store: "simulated".to_string(), trouble: None },
-            tls: false,
-            certificate_warnings: Vec::new(),
+            host: HostView { state: HostState::Up, ..HostView::default() },
             clock_ms: self.world.now().since(Instant::ZERO).as_millis() as u64,
-            nbd_warning: None,
-            alert_troubles: Vec::new(),
-            days_to_full: None,
             nodes: self.nodes_as_told(self.host(asked)).into_iter().map(view).collect(),
             volumes: self.infos(self.host(asked)),
-            deleting: Vec::new(),
-            trash: Vec::new(),
-            unreadable: Vec::new(),
-            found: Vec::new(),
             other_hosts: others.collect(),
-            hosts_gone: Vec::new(),
-            announced: Vec::new(),
+            ..GridStatus::default()
         }
     }
 
     fn infos(&self, host: &Host) -> Vec<VolumeInfo> {
         let now = self.world.now();
         host.heads().map(|(name, volume, head)| info_of(now, volume, name, head, |_| Vec::new())).collect()
-    }
-}
-
-fn up() -> HostView {
-    HostView {
-        state: HostState::Up,
-        pid: None,
-        cpu_ms: 0,
-        packing_cpu_ms: 0,
-        packing: Default::default(),
-        resident_bytes: 0,
-        longest_turn: None,
-        crossings: 0,
-        trouble: None,
     }
 }
 

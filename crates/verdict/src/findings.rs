@@ -522,7 +522,7 @@ fn about_clock(status: &GridStatus, found: &mut Found) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use holdfast_api::{Announcement, DeviceHealth, HostView, MetadataView};
+    use holdfast_api::{Announcement, DeviceHealth, HostView};
 
     fn node(id: u32, state: NodeState, is_own: bool) -> NodeView {
         NodeView {
@@ -567,35 +567,11 @@ mod tests {
 
     fn status(nodes: Vec<NodeView>) -> GridStatus {
         GridStatus {
-            nbd_warning: None,
-            grid: String::new(),
-            dir: String::new(),
-            host: HostView {
-                state: HostState::Up,
-                pid: Some(7),
-                cpu_ms: 0,
-                packing_cpu_ms: 0,
-                packing: Default::default(),
-                resident_bytes: 0,
-                longest_turn: None,
-                crossings: 0,
-                trouble: None,
-            },
-            metadata: MetadataView { store: "embedded".to_string(), trouble: None },
-            tls: false,
-            certificate_warnings: Vec::new(),
-            alert_troubles: Vec::new(),
-            days_to_full: None,
+            host: HostView { state: HostState::Up, pid: Some(7), ..HostView::default() },
             clock_ms: 1_000_000_000,
             nodes,
             volumes: vec![volume("parity:2+1")],
-            deleting: Vec::new(),
-            trash: Vec::new(),
-            unreadable: Vec::new(),
-            found: Vec::new(),
-            other_hosts: Vec::new(),
-            hosts_gone: Vec::new(),
-            announced: Vec::new(),
+            ..GridStatus::default()
         }
     }
 

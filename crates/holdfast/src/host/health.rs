@@ -43,7 +43,7 @@ fn run(plane: &ControlPlane) {
     for look in 0_u32.. {
         if look.is_multiple_of(FILES_EVERY) {
             // Of what can't be read whoever needs it tells.
-            certificates = certificate_warnings(&plane.dir, &plane.config()).unwrap_or_default();
+            certificates = plane.dir.load().and_then(|own| certificate_warnings(&plane.dir, &own)).unwrap_or_default();
         }
         // What could not be told is told the next time: of a store that is silent others tell.
         let _ = plane.tell_health(&mut away, &certificates);

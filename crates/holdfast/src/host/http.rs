@@ -25,6 +25,9 @@ use std::time::Duration;
 /// Between attempts to listen at `api.tcp`.
 const LISTEN_PACE: Duration = Duration::from_secs(5);
 
+/// What a thread has allocated for a large answer goes back to the system when the thread ends.
+const THREAD_RESTS: Duration = Duration::from_millis(100);
+
 struct Plane(Arc<ControlPlane>);
 
 impl Ask for Plane {
@@ -130,6 +133,7 @@ pub(super) fn start(plane: &Arc<ControlPlane>, listener: UnixListener, connectio
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(config.at_a_time)
+        .thread_keep_alive(THREAD_RESTS)
         .thread_name("http-request")
         .build()
         .context("cannot begin the HTTP interface")?;
