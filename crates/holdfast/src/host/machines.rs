@@ -313,11 +313,11 @@ impl ControlPlane {
 
     /// Says that a machine will be away for so long, or is back before its time.
     pub(super) fn announce(&self, name: &str, seconds: Option<u64>) -> Result<()> {
-        if seconds.is_some_and(|seconds| !(1..=ANNOUNCED_S_MAX).contains(&seconds)) {
-            refuse!(Code::Invalid, "a machine is announced to be away for a second to thirty days");
-        }
         if !self.catalog.machine_records()?.contains_key(name) {
             refuse!(Code::NotFound, "the grid has no machine {name}; `holdfast machine list` shows them");
+        }
+        if seconds.is_some_and(|seconds| !(1..=ANNOUNCED_S_MAX).contains(&seconds)) {
+            refuse!(Code::Invalid, "a machine is announced to be away for a second to thirty days");
         }
         let announced_until_s = seconds.map(|seconds| now_s() + seconds);
         self.catalog.update(&machine_key(name), |found| {
