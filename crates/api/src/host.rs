@@ -95,17 +95,17 @@ pub struct HostHealth {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<Waiting>,
     /// Volumes whose keys it can't have.
-    #[serde(skip_serializing_if = "Names::is_empty")]
-    pub locked: Names,
+    #[serde(skip_serializing_if = "VolumeNames::is_empty")]
+    pub locked: VolumeNames,
     /// Volumes of which something was written to fewer devices than it is to be.
-    #[serde(skip_serializing_if = "Names::is_empty")]
-    pub at_risk: Names,
+    #[serde(skip_serializing_if = "VolumeNames::is_empty")]
+    pub at_risk: VolumeNames,
     /// Volumes of which parts lack redundancy.
-    #[serde(skip_serializing_if = "Names::is_empty")]
-    pub degraded: Names,
+    #[serde(skip_serializing_if = "VolumeNames::is_empty")]
+    pub degraded: VolumeNames,
     /// Volumes that a recovery without the metadata store would not find as they are.
-    #[serde(skip_serializing_if = "Names::is_empty")]
-    pub unrecoverable: Names,
+    #[serde(skip_serializing_if = "VolumeNames::is_empty")]
+    pub unrecoverable: VolumeNames,
     /// Nodes that it does not reach.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes_away: Vec<u32>,
@@ -126,12 +126,12 @@ pub struct Waiting {
 
 /// The first of some names, and how many there are.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
-pub struct Names {
+pub struct VolumeNames {
     pub count: u64,
     pub first: Vec<String>,
 }
 
-impl Names {
+impl VolumeNames {
     /// So many of them are kept.
     pub const KEPT_MAX: usize = 8;
 
@@ -139,30 +139,35 @@ impl Names {
         self.count == 0
     }
 
-    pub fn extend(&mut self, more: &Names) {
-        self.first.extend(more.first.iter().cloned());
+    pub fn extend(&mut self, more: &VolumeNames) {
+        let are_all = |names: &VolumeNames| names.count == names.first.len() as u64;
+        let are_known = are_all(self) && are_all(more);
+        self.first.extend(more.first.iter().take(VolumeNames::KEPT_MAX).cloned());
         self.first.sort_unstable();
-        self.first.truncate(Names::KEPT_MAX);
-        self.count += more.count;
+        // Two hosts may tell of one volume.
+        self.first.dedup();
+        self.count = if are_known { self.first.len() as u64 } else { self.count.saturating_add(more.count) };
+        self.first.truncate(VolumeNames::KEPT_MAX);
     }
 }
 
-impl<S: Into<String>> FromIterator<S> for Names {
-    fn from_iter<I: IntoIterator<Item = S>>(names: I) -> Names {
+impl<S: Into<String>> FromIterator<S> for VolumeNames {
+    fn from_iter<I: IntoIterator<Item = S>>(names: I) -> VolumeNames {
         let mut first: Vec<String> = names.into_iter().map(Into::into).collect();
         let count = first.len() as u64;
         first.sort_unstable();
-        first.truncate(Names::KEPT_MAX);
-        Names { count, first }
+        first.truncate(VolumeNames::KEPT_MAX);
+        VolumeNames { count, first }
     }
 }
 
-impl fmt::Display for Names {
+impl fmt::Display for VolumeNames {
     /// `volume a`, `volumes a, b` or `9 volumes (a, b, c, ...)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.first[..self.first.len().min(NAMED_MAX)];
         match (self.count, shown) {
             (1, [one]) => write!(f, "volume {one}"),
+            (count, []) => write!(f, "{count} volumes"),
             (count, shown) if count as usize == shown.len() => write!(f, "volumes {}", shown.join(", ")),
             (count, shown) => write!(f, "{count} volumes ({}, ...)", shown.join(", ")),
         }

@@ -24,7 +24,7 @@ mod slow;
 mod texts;
 mod volume;
 
-pub use bounds::{NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
+pub use bounds::{ANNOUNCED_S_MAX, NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
 pub use capacity::{Capacity, SavedSpace, UsedSpace, WritableSpace};
 pub use error::{Code, Error};
 pub use filter::{EdgeInfo, FilterInfo, FiltersInfo};
@@ -33,8 +33,8 @@ pub use grid::{
 };
 pub use holdfast_format::meta::KeySource;
 pub use host::{
-    Announcement, HostHealth, HostState, HostStatus, LongTurn, MachineInfo, MachineNode, Names, PackingInfo, TaskInfo,
-    TaskKind, TaskUnit, TrashInfo, Unreadable, Waiting,
+    Announcement, HostHealth, HostState, HostStatus, LongTurn, MachineInfo, MachineNode, PackingInfo, TaskInfo,
+    TaskKind, TaskUnit, TrashInfo, Unreadable, VolumeNames, Waiting,
 };
 pub use node::{
     ConfiguredDevice, DeviceHealth, DeviceInfo, DeviceState, LinkState, NodeInfo, NodeState, OutageInfo, ReadCacheInfo,

@@ -2,7 +2,8 @@
 
 use crate::given::{Named, Only, reference};
 use crate::words::{
-    Compression, DevicePath, FilterSpec, FirstTierSize, Keep, KeyFile, Layout, Media, Name, Qos, Span, VolumeBytes,
+    Absence, Compression, DevicePath, FilterSpec, FirstTierSize, Keep, KeyFile, Layout, Media, Name, Qos, Span,
+    VolumeBytes,
 };
 use holdfast_api::{ClientsChange, Code, Error, KeySource, Request};
 use holdfast_format::packing;
@@ -338,7 +339,7 @@ impl ScheduleBody {
 #[serde(deny_unknown_fields)]
 pub struct AnnouncementBody {
     #[serde(rename = "for")]
-    pub lasts: Span,
+    pub lasts: Absence,
 }
 
 impl AnnouncementBody {

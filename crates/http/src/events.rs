@@ -117,7 +117,9 @@ pub fn stream(
 /// What is to be told of `now` to who knows `before`.
 fn changes(before: Option<&Vec<Finding>>, now: &[Finding]) -> Vec<Event> {
     let Some(before) = before else { return vec![event("findings", &now)] };
-    let knows = |all: &[Finding], of: &Finding| all.iter().any(|f| f.is_same(of) && f.severity == of.severity);
+    let knows = |all: &[Finding], of: &Finding| {
+        all.iter().any(|f| f.is_same(of) && (f.severity, f.announced) == (of.severity, of.announced))
+    };
     let raised = now.iter().filter(|finding| !knows(before, finding)).map(|finding| event("raised", finding));
     let is_gone = |finding: &&Finding| !now.iter().any(|f| f.is_same(finding));
     let cleared = before.iter().filter(is_gone).map(|finding| event("cleared", finding));

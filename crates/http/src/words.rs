@@ -1,7 +1,7 @@
 //! Texts and numbers of bodies that stand for something: each has one pattern, or limits, in the description, and what does
 //! not fit these is refused before anybody is asked.
 
-use holdfast_api::{NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
+use holdfast_api::{ANNOUNCED_S_MAX, NAME_BYTES_MAX, SIZE_BYTES_MAX, SIZE_BYTES_MIN, is_name};
 use holdfast_base::size::Size;
 use holdfast_base::{BLOCK_BYTES, MediaClass};
 use holdfast_format::geometry;
@@ -67,6 +67,9 @@ words! {
     /// A time of seconds, minutes, hours, days or weeks.
     Span(schedule::Span): exactly, [format!("^{SPAN}$")], ["1h", "15m"];
 
+    /// A time of at most thirty days.
+    Absence(schedule::Span): absence, [ABSENCE], ["30m", "2h"];
+
     /// Of each of so many hours, days and so on that have any snapshot the newest is kept.
     Keep(schedule::Keep): keep, [format!("^{SPAN}(,{SPAN}){{0,{}}}$", KEEPS_MAX - 1)], ["24h,7d,4w"];
 
@@ -99,6 +102,10 @@ fn text<const N: usize, const M: usize>(about: String, of: [String; N], examples
 
 const SPAN: &str = "([1-9][0-9]{0,3}|10000)[smhdw]";
 
+/// At most thirty days.
+const ABSENCE: &str =
+    "^(([1-9][0-9]{0,3}|10000)[sm]|([1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h|([1-9]|[12][0-9]|30)d|[1-4]w)$";
+
 fn layout_pattern() -> String {
     // Of up to sixteen shards seven are parity at most.
     let widths = r"[1-9]\+[1-7]|10\+[1-6]|11\+[1-5]|12\+[1-4]|13\+[1-3]|14\+[12]|15\+1";
@@ -117,6 +124,12 @@ fn exactly<T: FromStr<Err: Display> + Display>(text: &str) -> Result<T, String> 
     let read: T = text.parse().map_err(|why: T::Err| why.to_string())?;
     let shown = read.to_string();
     if shown == text { Ok(read) } else { Err(format!("`{text}` is written `{shown}`")) }
+}
+
+fn absence(text: &str) -> Result<schedule::Span, String> {
+    let span: schedule::Span = exactly(text)?;
+    let is_short = span.seconds() <= ANNOUNCED_S_MAX;
+    is_short.then_some(span).ok_or_else(|| format!("`{text}` is longer than thirty days"))
 }
 
 fn keep(text: &str) -> Result<schedule::Keep, String> {

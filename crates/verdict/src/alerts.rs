@@ -59,6 +59,13 @@ struct Trouble {
     gone_since: Option<Instant>,
 }
 
+impl Trouble {
+    /// By this host, or perhaps by the one that was to tell.
+    fn is_raised(&self) -> bool {
+        self.raised.is_some() || self.is_raised_elsewhere
+    }
+}
+
 /// What was seen, and what of it was told.
 #[derive(Debug, Default)]
 pub struct Alerts {
@@ -77,7 +84,7 @@ impl Alerts {
             let severity = trouble.finding.severity;
             let stands = now.since(trouble.since);
             let is_worse = trouble.raised.is_none_or(|raised| raised < severity);
-            if !is_worse || stands < raise_after(severity) {
+            if !is_worse || trouble.finding.announced || stands < raise_after(severity) {
                 continue;
             }
             trouble.is_raised_elsewhere |= !tells;
@@ -90,7 +97,7 @@ impl Alerts {
         }
         self.troubles.retain(|_, trouble| {
             let is_gone = trouble.gone_since.is_some_and(|since| now.since(since) >= CLEAR_AFTER);
-            let is_raised = trouble.raised.is_some() || trouble.is_raised_elsewhere;
+            let is_raised = trouble.is_raised();
             if is_gone && tells && is_raised {
                 told.push(Alert { became: Became::Cleared, finding: trouble.finding.clone() });
             }
@@ -103,7 +110,7 @@ impl Alerts {
     fn see(&mut self, now: Instant, finding: &Finding) {
         let key = (finding.concern, finding.about.clone());
         // What was raised before it was announced is cleared when it is gone.
-        if finding.announced && self.troubles.get(&key).is_none_or(|trouble| trouble.raised.is_none()) {
+        if finding.announced && self.troubles.get(&key).is_none_or(|trouble| !trouble.is_raised()) {
             return;
         }
         let fresh = || Trouble {
@@ -187,6 +194,11 @@ mod tests {
         assert_eq!(told(&mut alerts, 300..320, &plain, true)[0].0, 310);
         assert!(told(&mut alerts, 320..500, &announced, true).is_empty(), "it is still there");
         assert_eq!(told(&mut alerts, 500..600, &[], true)[0].1, Became::Cleared);
+        // Another host has raised it before somebody announced it.
+        let mut late = Alerts::default();
+        assert!(told(&mut late, 0..20, &plain, false).is_empty());
+        assert!(told(&mut late, 20..200, &announced, true).is_empty(), "it stands");
+        assert_eq!(told(&mut late, 200..300, &[], true)[0].1, Became::Cleared);
     }
 
     #[test]

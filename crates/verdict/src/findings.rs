@@ -3,8 +3,8 @@
 //! Role: a pure function. Who shows a grid's state, or raises alarms, asks it, so that all say the same.
 
 use holdfast_api::{
-    AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostHealth, HostState, Names, NodeState,
-    NodeView, Severity, SnapshotInfo, VolumeInfo, VolumeLive, VolumeState, Waiting, free_of, takers,
+    AlertTrouble, Concern, DeviceInfo, DeviceState, Finding, GridStatus, HostHealth, HostState, NodeState, NodeView,
+    Severity, SnapshotInfo, VolumeInfo, VolumeLive, VolumeNames, VolumeState, Waiting, free_of, takers,
 };
 use holdfast_format::geometry::Layout;
 use holdfast_volume::claims::writable_beside;
@@ -18,8 +18,8 @@ const SKEW_MS: u64 = 60_000;
 const WARN_PER_CENT: u64 = 20;
 const LOW_PER_CENT: u64 = 5;
 
-/// Volumes that a host says it can't open yet, at most.
-const WAITING_MAX: usize = 16;
+/// Volumes that a host tells others it can't open yet, at most.
+pub const WAITING_MAX: usize = 16;
 
 struct Found(Vec<Finding>);
 
@@ -60,6 +60,8 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
     about_other_hosts(status, &mut found);
     for node in &status.nodes {
         found.announced(is_announced(status, node.machine.as_ref()), |found| about_node(node, found));
+        // What becomes of its devices nobody has announced.
+        node.devices.iter().for_each(|device| about_device(node, device, &mut found));
     }
     about_capacity(status, &mut found);
     for (number, warning) in status.certificate_warnings.iter().enumerate() {
@@ -69,7 +71,20 @@ pub fn of(status: &GridStatus) -> Vec<Finding> {
     about_clock(status, &mut found);
     // Those of one severity stay in the order above.
     found.0.sort_by_key(|finding| (finding.announced, std::cmp::Reverse(finding.severity)));
+    // Two hosts may tell of the same.
+    let mut told = BTreeSet::new();
+    found.0.retain(|finding| told.insert((finding.concern, finding.about.clone())));
     found.0
+}
+
+/// Whether something is away that nobody has announced: then what comes of an announced absence comes on top.
+fn is_more_away(status: &GridStatus) -> bool {
+    let is_expected = |node: &NodeView| is_announced(status, node.machine.as_ref());
+    let is_up =
+        |id: u32| status.nodes.iter().any(|node| node.id == id && node.state == NodeState::Up && !is_expected(node));
+    let missed =
+        |host: &HostHealth| !is_announced(status, Some(&host.host)) && host.nodes_away.iter().any(|node| is_up(*node));
+    status.nodes.iter().any(|node| is_away(node) && !is_expected(node)) || status.other_hosts.iter().any(missed)
 }
 
 /// Whether somebody has said that this machine will be away.
@@ -127,7 +142,7 @@ pub fn health_of(volumes: &[VolumeInfo]) -> HostHealth {
     let waits = waits.filter_map(|v| Some(Waiting { volume: v.name.clone(), why: v.waits.clone()? }));
     let locked = volumes.iter().filter(|volume| volume.state == VolumeState::Locked);
     HostHealth {
-        waits: waits.take(WAITING_MAX).collect(),
+        waits: waits.collect(),
         locked: locked.map(|volume| volume.name.as_str()).collect(),
         at_risk: lacking(|live| live.at_risk_entries > 0),
         degraded: lacking(|live| live.degraded_segments > 0),
@@ -152,7 +167,7 @@ fn health_of_all(status: &GridStatus) -> HostHealth {
     all
 }
 
-fn about_recovery(status: &GridStatus, lacking: &Names, found: &mut Found) {
+fn about_recovery(status: &GridStatus, lacking: &VolumeNames, found: &mut Found) {
     for volume in &status.found {
         let what = format!(
             "volume {} was found when the metadata were lost, and is kept unopened: {}",
@@ -180,11 +195,16 @@ fn about_recovery(status: &GridStatus, lacking: &Names, found: &mut Found) {
 fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
     let away: Vec<&NodeView> = status.nodes.iter().filter(|node| is_away(node)).collect();
     let opening = health.waits.iter().map(|waiting| (&waiting.volume, &waiting.why));
-    let closed = status.volumes.iter().filter(|volume| volume.state != VolumeState::Opening);
-    let closed = closed.filter_map(|volume| Some((&volume.name, volume.waits.as_ref()?)));
-    for (volume, why) in opening.chain(closed) {
+    let is_opened_later = |v: &&VolumeInfo| !matches!(v.state, VolumeState::Opening | VolumeState::Locked);
+    let closed = status.volumes.iter().filter(is_opened_later).filter_map(|volume| {
+        let expected = is_announced(status, volume.host.as_ref()) && !is_more_away(status);
+        Some((&volume.name, volume.waits.as_ref()?, expected))
+    });
+    for (volume, why, expected) in opening.map(|(volume, why)| (volume, why, false)).chain(closed) {
         let what = format!("volume {volume} can't be opened yet: {why}");
-        found.critical(Concern::Service, format!("volume {volume} waits"), what, &bring_back(&away));
+        found.announced(expected, |found| {
+            found.critical(Concern::Service, format!("volume {volume} waits"), what, &bring_back(&away));
+        });
     }
     for volume in status.volumes.iter().filter(|v| v.orphaned && v.clone_of.is_none() && v.waits.is_none()) {
         let host = volume.host.as_deref().unwrap_or("-");
@@ -193,20 +213,22 @@ fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
             "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
             volume.name
         );
-        found.announced(is_announced(status, volume.host.as_ref()), |found| {
+        let expected = is_announced(status, volume.host.as_ref()) && !is_more_away(status);
+        found.announced(expected, |found| {
             found.critical(Concern::Service, format!("volume {} orphaned", volume.name), what, &next);
         });
     }
-    for volume in &health.locked.first {
-        let what = format!("volume {volume} is locked: its key could not be had");
-        let next = format!("`holdfast volume export {volume} --key-file FILE`");
-        found.critical(Concern::Service, format!("volume {volume} locked"), what, &next);
+    if let Some(first) = health.locked.first.first() {
+        let are = if health.locked.count == 1 { "is locked: its key" } else { "are locked: their keys" };
+        let what = format!("{} {are} could not be had", health.locked);
+        let next = format!("`holdfast volume export {first} --key-file FILE`");
+        found.critical(Concern::Service, "volumes locked", what, &next);
     }
     let is_short = |volume: &&VolumeInfo| {
         let layout = volume.layout.parse::<Layout>().ok().filter(|layout| !layout.is_on_devices());
         is_served(volume) && layout.is_some_and(|layout| away.len() > usize::from(layout.failures()))
     };
-    let short: Names = status.volumes.iter().filter(is_short).map(|volume| volume.name.as_str()).collect();
+    let short: VolumeNames = status.volumes.iter().filter(is_short).map(|volume| volume.name.as_str()).collect();
     if !short.is_empty() {
         let what = format!("{} nodes are away, more than {short} can do without: data may be out of reach", away.len());
         found.critical(Concern::Service, "nodes short", what, &bring_back(&away));
@@ -218,8 +240,8 @@ fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
     if !health.degraded.is_empty() {
         let next = if away.is_empty() { goes_on_or_lacks(status, health) } else { bring_back(&away) };
         let what = format!("parts of {} bear less than they are to", health.degraded);
-        let all_announced = !away.is_empty() && away.iter().all(|node| is_announced(status, node.machine.as_ref()));
-        found.announced(all_announced, |found| found.warning(Concern::Redundancy, "volumes degraded", what, &next));
+        let expected = !status.announced.is_empty() && !is_more_away(status);
+        found.announced(expected, |found| found.warning(Concern::Redundancy, "volumes degraded", what, &next));
     }
 }
 
@@ -246,7 +268,7 @@ fn goes_on_or_lacks(status: &GridStatus, health: &HostHealth) -> String {
 /// What other hosts see that this one does not, and hosts that are gone.
 fn about_other_hosts(status: &GridStatus, found: &mut Found) {
     for host in &status.hosts_gone {
-        let what = format!("host {host} is gone, and serves no volume");
+        let what = format!("host {host} is gone: it says nothing to the metadata store");
         let next = format!(
             "on machine {host}: `holdfast grid up`; if that machine will not be back, `holdfast machine remove {host} --dead`"
         );
@@ -259,7 +281,8 @@ fn about_other_hosts(status: &GridStatus, found: &mut Found) {
         for node in nodes_away.iter().filter(|node| is_up(node)) {
             let what = format!("host {host} does not reach node {node}, which this host reaches");
             let next = format!("see the network between them; on machine {host}: `holdfast node list`");
-            found.announced(is_announced(status, Some(host)), |found| {
+            let machine = status.nodes.iter().find(|known| known.id == *node).and_then(|node| node.machine.as_ref());
+            found.announced(is_announced(status, Some(host)) || is_announced(status, machine), |found| {
                 found.warning(Concern::Redundancy, format!("node {node} from host {host}"), what, &next);
             });
         }
@@ -271,9 +294,9 @@ fn about_other_hosts(status: &GridStatus, found: &mut Found) {
     }
 }
 
-/// Somewhere in the grid, as far as is known here.
+/// Somewhere in the grid, or to be, as far as is known here.
 fn is_served(volume: &VolumeInfo) -> bool {
-    let is_elsewhere = matches!(volume.state, VolumeState::Elsewhere | VolumeState::Forwarding) && !volume.orphaned;
+    let is_elsewhere = matches!(volume.state, VolumeState::Elsewhere | VolumeState::Forwarding);
     live(volume).is_some() || (is_elsewhere && volume.clone_of.is_none())
 }
 
@@ -341,7 +364,6 @@ fn about_node(node: &NodeView, found: &mut Found) {
             &how_back(node),
         ),
     }
-    node.devices.iter().for_each(|device| about_device(node, device, found));
 }
 
 fn about_device(node: &NodeView, device: &DeviceInfo, found: &mut Found) {
@@ -609,11 +631,11 @@ mod tests {
     fn what_other_hosts_see_is_told_with_the_rest() {
         let mut all = status((1..=3).map(|id| node(id, NodeState::Up, true)).collect());
         all.volumes[0].live.as_mut().unwrap().degraded_segments = 5;
-        let names = |names: &[&str]| names.iter().copied().collect::<Names>();
+        let names = |names: &[&str]| names.iter().copied().collect::<VolumeNames>();
         let c = HostHealth {
             host: "c".to_string(),
             waits: vec![Waiting { volume: "x".to_string(), why: "node 9 is away".to_string() }],
-            locked: names(&["y"]),
+            locked: names(&["y", "z"]),
             at_risk: names(&["z"]),
             degraded: names(&["a", "b"]),
             unrecoverable: names(&["b"]),
@@ -621,16 +643,23 @@ mod tests {
             certificate_warnings: vec!["the certificate of node 3 ends in 3 days".to_string()],
             alert_troubles: Vec::new(),
         };
-        let d = HostHealth { host: "d".to_string(), degraded: names(&["e"]), ..HostHealth::default() };
+        // Another one has tried the key, too.
+        let d = HostHealth {
+            host: "d".to_string(),
+            waits: c.waits.clone(),
+            locked: names(&["y"]),
+            degraded: names(&["e"]),
+            ..HostHealth::default()
+        };
         (all.other_hosts, all.hosts_gone) = (vec![c, d], vec!["b".to_string()]);
         let told = told(&all);
         for (at, begin) in [
             "CRITICAL (service): volume x can't be opened yet: node 9 is away",
-            "CRITICAL (service): volume y is locked",
+            "CRITICAL (service): volumes y, z are locked: their keys could not be had",
             "CRITICAL (data at risk): what volume z wrote last",
             "WARNING (redundancy): parts of 4 volumes (a, b, e, ...) bear less than they are to",
             "WARNING (redundancy): volume b could not be had back",
-            "WARNING (service): host b is gone, and serves no volume",
+            "WARNING (service): host b is gone",
             "WARNING (redundancy): host c does not reach node 2, which this host reaches",
             "WARNING (certificates): machine c: the certificate of node 3 ends in 3 days",
         ]
@@ -657,11 +686,28 @@ mod tests {
         away.announced.push(Announcement { machine: "b".to_string(), until_s: 1 });
         assert_eq!(marks(&away), [true; 4]);
         assert!(told(&away)[0].starts_with("CRITICAL (service), announced: volume v is served by nobody"));
-        // What another one adds is told, and comes first.
+        // Its devices are nothing that was announced, nor is what another one adds, which comes first.
+        away.nodes[0].machine = Some("b".to_string());
+        away.nodes[0].devices[0].health = DeviceHealth::Failed;
+        assert_eq!(marks(&away), [false, true, true, true, true], "{:#?}", told(&away));
         away.nodes[2] = node(3, NodeState::Hung, true);
-        assert_eq!(marks(&away), [false, false, false, true, true, true], "{:#?}", told(&away));
+        assert_eq!(marks(&away).iter().filter(|is| **is).count(), 2, "{:#?}", told(&away));
+        assert!(told(&away).iter().any(|line| line.starts_with("CRITICAL (service): volume v is served by nobody")));
+        // Back again, what it missed is made good.
+        away.nodes = (1..=3).map(|id| node(id, NodeState::Up, true)).collect();
+        (away.volumes[0].orphaned, away.hosts_gone) = (false, Vec::new());
+        assert_eq!(marks(&away), [true], "{:#?}", told(&away));
         away.volumes[0].live.as_mut().unwrap().at_risk_entries = 1;
-        assert_eq!(marks(&away)[..4], [false; 4]);
+        assert_eq!(marks(&away), [false, true]);
+        away.announced.clear();
+        away.volumes[0].failover = true;
+        (away.volumes[0].state, away.volumes[0].waits) = (VolumeState::Elsewhere, Some("its host".to_string()));
+        away.announced.push(Announcement { machine: "b".to_string(), until_s: 1 });
+        assert!(
+            told(&away).iter().any(|line| line.contains("announced: volume v can't be opened yet")),
+            "{:#?}",
+            told(&away)
+        );
     }
 
     #[test]

@@ -38,8 +38,8 @@ enum MachineAction {
     /// Say that a machine will be away for a while: its reboot, or its new memory
     ///
     /// What comes of that nobody is told, and `holdfast status` ends with 0 for it: that its host and nodes are away,
-    /// its devices, the volumes that it served, and what bears less meanwhile. What may be lost, and what anything
-    /// else adds, is told. It stops nothing, and ends by itself.
+    /// the volumes that it served, and what bears less meanwhile. What may be lost is told, and so are devices, and
+    /// what anything else adds. It stops nothing, and ends by itself.
     Announce {
         name: String,
         /// So long, for example 30m or 2h; at most 30d

@@ -16,7 +16,7 @@ use crate::overview::certificate_warnings;
 use anyhow::{Context, Result};
 use holdfast_api::{HostHealth, LinkState};
 use holdfast_format::meta::HEALTH_PREFIX;
-use holdfast_verdict::findings::health_of;
+use holdfast_verdict::findings::{WAITING_MAX, health_of};
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -58,13 +58,14 @@ impl ControlPlane {
         let down = nodes.iter().filter(|node| node.link == LinkState::Down).map(|node| node.id).collect();
         let before = std::mem::replace(away, down);
         volumes.extend(self.keys.locked()?.iter().map(|entry| self.closed_info(entry)));
-        let health = HostHealth {
+        let mut health = HostHealth {
             // The other hosts have just seen the same, or will: only what stays is of interest.
             nodes_away: away.intersection(&before).copied().collect(),
             certificate_warnings: certificates.to_vec(),
             alert_troubles: self.alert_troubles.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             ..health_of(&volumes)
         };
+        health.waits.truncate(WAITING_MAX);
         let record = serde_json::to_vec(&health).expect("our records always encode");
         let key = format!("{HEALTH_PREFIX}{}", self.catalog.host());
         // Where the lease was lost, the record is gone with it.
@@ -77,7 +78,8 @@ impl ControlPlane {
         let own = self.catalog.host();
         self.records.view(|view| {
             let told = view.list(HEALTH_PREFIX).filter_map(|record| {
-                let host = record.key.strip_prefix(HEALTH_PREFIX).filter(|host| host != own)?;
+                // One that is left of a host that is not there says nothing.
+                let host = record.key.strip_prefix(HEALTH_PREFIX).filter(|host| host != own && view.has_host(host))?;
                 let health: HostHealth = serde_json::from_slice(&record.value).ok()?;
                 Some(HostHealth { host: host.to_string(), ..health })
             });
@@ -87,7 +89,8 @@ impl ControlPlane {
 
     /// Hosts of machines that nobody has taken out, and that don't say that they are there.
     pub(super) fn hosts_gone(&self) -> Result<Vec<String>> {
-        let there = self.hosts_there();
-        Ok(self.catalog.machine_records()?.into_keys().filter(|host| !there.contains(host)).collect())
+        let (there, own) = (self.hosts_there(), self.catalog.host());
+        let machines = self.catalog.machine_records()?.into_keys();
+        Ok(machines.filter(|host| host != own && !there.contains(host)).collect())
     }
 }

@@ -30,7 +30,7 @@ use holdfast_format::meta::{KEY_VERSION, KeyRecord, Other};
 use holdfast_host::OpenSpec;
 use holdfast_runtime::pki::random;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
@@ -129,9 +129,13 @@ impl Keys {
 
     /// Those whose keys could not be had.
     pub fn locked(&self) -> Result<Vec<Entry>> {
-        let ids: Vec<VolumeId> = self.troubles().keys().copied().collect();
-        // One may be deleted meanwhile.
-        ids.into_iter().filter_map(|id| self.catalog.entry(id).transpose()).collect()
+        let ids: BTreeSet<VolumeId> = self.troubles().keys().copied().collect();
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        // One may be deleted meanwhile, or in the trash.
+        let (entries, _) = self.catalog.survey()?;
+        Ok(entries.into_iter().filter(|entry| entry.clone.is_none() && ids.contains(&entry.root.volume)).collect())
     }
 
     /// What is needed to open the volume, its key included.

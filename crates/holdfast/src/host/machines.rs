@@ -27,7 +27,7 @@ use crate::grid::revoked;
 use crate::logger;
 use crate::resources;
 use anyhow::{Context, Result, bail};
-use holdfast_api::{Announcement, Code, Error, LinkState, MachineInfo, MachineNode, Response, refuse};
+use holdfast_api::{ANNOUNCED_S_MAX, Announcement, Code, Error, LinkState, MachineInfo, MachineNode, Response, refuse};
 use holdfast_base::{DeviceId, MetaVersion, NodeId};
 use holdfast_format::meta::{
     MACHINE_PREFIX, MachineRecord, Other, RemovedNode, RemovedRecord, decode, encode, host_key, machine_key, node_key,
@@ -174,11 +174,9 @@ pub(super) fn announce(
     })
 }
 
-/// The longest time that a machine may be announced to be away.
-const ANNOUNCED_S_MAX: u64 = 30 * 86_400;
-
 fn announced_until(record: &MachineRecord) -> Option<u64> {
-    record.announced_until_s.filter(|until_s| *until_s > now_s())
+    let now_s = now_s();
+    record.announced_until_s.filter(|until_s| (now_s + 1..=now_s + ANNOUNCED_S_MAX).contains(until_s))
 }
 
 /// A machine as records show it.
