@@ -19,13 +19,13 @@ function Next({ next }) {
 function Findings({ findings }) {
   if (findings.length === 0) return html`<p class="quiet-text">Nothing needs anybody.</p>`;
   return html`<ul class="findings">
-    ${findings.map(
-      (finding) =>
-        html`<li key=${finding.concern + finding.about} class=${finding.announced ? "announced" : finding.severity}>
-          <p><${Badge} word=${finding.announced ? "announced" : finding.severity} /> <strong>${finding.concern.replaceAll("-", " ")}</strong>: ${finding.what}</p>
-          <${Next} next=${finding.next} />
-        </li>`,
-    )}
+    ${findings.map((finding) => {
+      const word = finding.announced ? "announced" : finding.severity;
+      return html`<li key=${finding.concern + finding.about} class=${word}>
+        <p><${Badge} word=${word} /> <strong>${finding.concern.replaceAll("-", " ")}</strong>: ${finding.what}</p>
+        <${Next} next=${finding.next} />
+      </li>`;
+    })}
   </ul>`;
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 /// Words at most of a page, or of each page of a directory.
 const WORDS_MAX: &[(&str, usize)] = &[
     ("README.md", 700),
-    ("CHANGELOG.md", 600),
+    ("CHANGELOG.md", 1200),
     ("CONTRIBUTING.md", 600),
     ("KNOWN_ISSUES.md", 600),
     ("SECURITY.md", 600),
