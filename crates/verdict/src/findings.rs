@@ -194,12 +194,12 @@ fn about_recovery(status: &GridStatus, lacking: &VolumeNames, found: &mut Found)
 /// Volumes that are not served, or not as far as nodes go.
 fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
     let away: Vec<&NodeView> = status.nodes.iter().filter(|node| is_away(node)).collect();
+    let is_more_away = is_more_away(status);
+    let is_expected = |volume: &VolumeInfo| is_announced(status, volume.host.as_ref()) && !is_more_away;
     let opening = health.waits.iter().map(|waiting| (&waiting.volume, &waiting.why));
     let is_opened_later = |v: &&VolumeInfo| !matches!(v.state, VolumeState::Opening | VolumeState::Locked);
-    let closed = status.volumes.iter().filter(is_opened_later).filter_map(|volume| {
-        let expected = is_announced(status, volume.host.as_ref()) && !is_more_away(status);
-        Some((&volume.name, volume.waits.as_ref()?, expected))
-    });
+    let closed = status.volumes.iter().filter(is_opened_later);
+    let closed = closed.filter_map(|volume| Some((&volume.name, volume.waits.as_ref()?, is_expected(volume))));
     for (volume, why, expected) in opening.map(|(volume, why)| (volume, why, false)).chain(closed) {
         let what = format!("volume {volume} can't be opened yet: {why}");
         found.announced(expected, |found| {
@@ -213,8 +213,7 @@ fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
             "bring that up (`holdfast grid up` there), or serve it here: `holdfast volume export {}`",
             volume.name
         );
-        let expected = is_announced(status, volume.host.as_ref()) && !is_more_away(status);
-        found.announced(expected, |found| {
+        found.announced(is_expected(volume), |found| {
             found.critical(Concern::Service, format!("volume {} orphaned", volume.name), what, &next);
         });
     }
@@ -240,7 +239,7 @@ fn about_volumes(status: &GridStatus, health: &HostHealth, found: &mut Found) {
     if !health.degraded.is_empty() {
         let next = if away.is_empty() { goes_on_or_lacks(status, health) } else { bring_back(&away) };
         let what = format!("parts of {} bear less than they are to", health.degraded);
-        let expected = !status.announced.is_empty() && !is_more_away(status);
+        let expected = !status.announced.is_empty() && !is_more_away;
         found.announced(expected, |found| found.warning(Concern::Redundancy, "volumes degraded", what, &next));
     }
 }
